@@ -24,7 +24,9 @@ use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
     ModelError, ParameterSource, Reading, Trainable,
 };
-use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::operators::{
+    InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
+};
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
@@ -194,9 +196,9 @@ fn worker(
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch.clone(), &model.layout, POSITIONS, STEPS)),
         backend: Arc::clone(cpu),
-        state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
+        state: InitialState { parameters: Arc::new(model.initialize(0)), states: None },
         model,
-        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        rule: ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS),
         connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

@@ -24,8 +24,8 @@ use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Mamba, MambaConfig, Trainable};
-use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
+use tidemill::model::{LanguageModel, MambaConfig, Trainable};
+use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
 use tidemill::streaming_data::Sample;
 use tidemill::streaming_data::live::{Judge, Summary, Verdict, verdicts};
 use tidemill::streaming_data::prepare::{Dedup, FilterSettings};
@@ -203,8 +203,8 @@ fn training(
     cpu: &Arc<Cpu>,
     batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
-) -> Result<Training<Cpu, Mamba>, Failure> {
-    let model = Arc::new(Mamba::new(&MambaConfig::new(256, 32, 2))?);
+) -> Result<Training<Cpu, LanguageModel<Cpu>>, Failure> {
+    let model = Arc::new(LanguageModel::new(&MambaConfig::new(256, 32, 2))?);
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
@@ -212,9 +212,9 @@ fn training(
     Ok(Training {
         plan,
         backend: Arc::clone(cpu),
-        state: InitialState { parameters, moments: None },
+        state: InitialState { parameters, states: None },
         model,
-        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        rule: ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS),
         connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

@@ -20,8 +20,8 @@ use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Mamba, MambaConfig, Trainable};
-use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
+use tidemill::model::{LanguageModel, MambaConfig, Trainable};
+use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
 use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::vec::{Filter, Map};
@@ -67,7 +67,7 @@ fn your_program(
     batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
 ) -> Result<Vec<f64>, Failure> {
-    let model = Arc::new(Mamba::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
+    let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
@@ -76,10 +76,10 @@ fn your_program(
         backend: Arc::clone(cpu),
         state: InitialState {
             parameters: Arc::new(Trainable::<Cpu>::initialize(model.as_ref(), 17)),
-            moments: None,
+            states: None,
         },
         model,
-        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        rule: ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS),
         connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

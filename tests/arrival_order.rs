@@ -38,11 +38,12 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
     let data = format!("data.dataset={:?}", bench.path("data"));
     let config = RunConfig::parse(CONFIG, "run.toml", &[data]).unwrap();
     let run = ResolvedRun::new(config, 1).unwrap();
-    let layout: &Layout = Trainable::<Cpu>::layout(run.model.as_ref());
+    let model = run.model.build::<Cpu>().unwrap();
+    let layout: &Layout = model.layout();
     let backend = Cpu::new(NonZeroUsize::MIN).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let mut device = Device { backend: &backend, stream: &mut stream };
-    let initial = Trainable::<Cpu>::initialize(run.model.as_ref(), run.config.run.seed);
+    let initial = model.initialize(run.config.run.seed);
     let parameters = Parameters::from_host(&mut device, layout, &initial).unwrap();
     let (positions, samples_per_grain) = (run.data.seq_len(), run.batch.grain_samples());
     let mut lane = |index: usize| {
@@ -56,7 +57,7 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
             .collect();
         let samples = samples.len();
         let shape = MicrobatchShape { samples, positions, samples_per_grain };
-        let mut workspace = run.model.plan(&mut device, shape).unwrap();
+        let mut workspace = model.plan(&mut device, shape).unwrap();
         let gradients = backend.allocate(device.stream, layout.gradient_elements()).unwrap();
         let mut sink = Lane { layout, gradients };
         let microbatch = Microbatch {
@@ -66,7 +67,6 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
             samples_per_grain,
             document_end: None,
         };
-        let model = run.model.as_ref();
         let mut source = parameters.source(layout);
         model
             .forward_backward(&mut device, &mut workspace, &mut source, microbatch, &mut sink)

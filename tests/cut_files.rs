@@ -13,7 +13,8 @@ use tidemill::checkpoint::{
 };
 use tidemill::cluster::{Abort, ClusterSettings};
 use tidemill::job::{ResolvedRun, RunConfig, TrainOptions, train};
-use tidemill::model::{Model, ModelConfig};
+use tidemill::model::optimizer::OptimizerSettings;
+use tidemill::model::{Blueprint, ModelConfig};
 use tidemill::operators::StatePart;
 
 use crate::support::outcome::files;
@@ -26,23 +27,25 @@ const FILE_BYTES: u64 = 9_000;
 /// Writes the checkpoint of `step` again, in files of `file_bytes` bytes.
 fn cut(run: &Path, step: u64, file_bytes: u64) -> PathBuf {
     let path = checkpoint_path(run, step);
-    let model = Model::new(&ModelConfig::read(&path).unwrap()).unwrap();
+    let model = Blueprint::new(&ModelConfig::read(&path).unwrap()).unwrap();
     let layout = model.layout();
-    let stored = StateFiles::open(&path, layout).unwrap();
+    let states = OptimizerSettings::default().states();
+    let stored = StateFiles::open(&path, layout, states).unwrap();
     let all = 0..layout.parameter_elements();
     let state = stored.read(layout, std::slice::from_ref(&all), &Abort::new()).unwrap().unwrap();
     let read = |name: &str| std::fs::read(path.join(name)).unwrap();
     let files = CheckpointFiles {
-        plan: Arc::new(FilePlan::new(layout, file_bytes)),
+        plan: Arc::new(FilePlan::new(layout, states, file_bytes)),
         config: serde_json::from_slice(&read("config.json")).unwrap(),
         tokenizer: Some(read("tokenizer.json").into()),
         keep: 9,
     };
     std::fs::remove_dir_all(&path).unwrap();
     let mut writer = CheckpointWriter::begin(files, run, stored.state().clone()).unwrap();
-    writer.write(StatePart::Parameter, 0, &state.parameters).unwrap();
-    writer.write(StatePart::ExpAvg, 0, &state.moments[0]).unwrap();
-    writer.write(StatePart::ExpAvgSq, 0, &state.moments[1]).unwrap();
+    let arenas = std::iter::once(&state.parameters).chain(&state.states);
+    for (part, arena) in StatePart::all(states.len()).zip(arenas) {
+        writer.write(part, 0, arena).unwrap();
+    }
     writer.commit().unwrap()
 }
 

@@ -21,10 +21,12 @@ use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
-    Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
+    MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
-use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::operators::{
+    InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
+};
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::{Exchange, Inspect};
 
@@ -57,12 +59,12 @@ enum Breaks {
 
 /// A user's own model: a Mamba that does not stand one of its tokens.
 struct Fragile {
-    mamba: Mamba,
+    mamba: LanguageModel<Cpu>,
     breaks: Breaks,
 }
 
 impl Trainable<Cpu> for Fragile {
-    type Workspace = <Mamba as Trainable<Cpu>>::Workspace;
+    type Workspace = <LanguageModel<Cpu> as Trainable<Cpu>>::Workspace;
 
     fn layout(&self) -> &Layout {
         Trainable::<Cpu>::layout(&self.mamba)
@@ -157,15 +159,15 @@ fn worker(
 ) -> Result<(), Failure> {
     let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
     config.d_state = 5;
-    let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
+    let model = Arc::new(Fragile { mamba: LanguageModel::new(&config)?, breaks });
     let steps = 1_000_000;
     let schedule = ScheduleSettings { warmup_steps: Some(0), ..Default::default() };
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch(), model.layout(), POSITIONS, steps)),
         backend: Arc::clone(cpu),
-        state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
+        state: InitialState { parameters: Arc::new(model.initialize(1)), states: None },
         model,
-        rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
+        rule: ScheduledRule::new(&OptimizerSettings::default(), schedule, steps),
         connection: ends.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

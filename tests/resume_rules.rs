@@ -29,6 +29,7 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("batch.lanes", "8", "4"),
     ("batch.grain_samples", "2", "1"),
     ("optimizer.name", "adamw", "decoupled_adamw"),
+    ("optimizer.name", "adamw", "lion"),
     ("optimizer.learning_rate", "0.003", "0.004"),
     ("optimizer.betas", "[0.9,0.95]", "[0.9,0.99]"),
     ("optimizer.eps", "1e-8", "1e-9"),

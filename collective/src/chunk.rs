@@ -54,15 +54,27 @@ pub enum Part {
 pub enum StatePart {
     /// The parameter itself.
     Parameter,
-    /// The optimizer's first moment.
-    ExpAvg,
-    /// The optimizer's second moment.
-    ExpAvgSq,
+    /// A state of the optimizer: its place among those that the update rule names.
+    State(u8),
 }
 
 impl StatePart {
-    /// Every part, in the order that checkpoints are written in.
-    pub const ALL: [Self; 3] = [Self::Parameter, Self::ExpAvg, Self::ExpAvgSq];
+    /// The parameters, then `states` states of the optimizer: every part, in the order that checkpoints are written in.
+    ///
+    /// # Panics
+    /// When there are more states than a part can tell apart: 255.
+    pub fn all(states: usize) -> impl Iterator<Item = Self> + Clone {
+        let states = u8::try_from(states).expect("an update rule has 255 states at most");
+        std::iter::once(Self::Parameter).chain((0..states).map(Self::State))
+    }
+
+    /// The place in [`all`](Self::all).
+    pub fn index(self) -> usize {
+        match self {
+            Self::Parameter => 0,
+            Self::State(state) => 1 + usize::from(state),
+        }
+    }
 }
 
 impl Part {
@@ -71,7 +83,7 @@ impl Part {
             Self::Gradient { bucket, use_index, owner } => {
                 [1 | u32::from(use_index) << 16, bucket, owner]
             }
-            Self::State(part) => [2, part as u32, 0],
+            Self::State(part) => [2, part.index() as u32, 0],
             Self::Update { bucket, beside, owner } => [3 | u32::from(beside) << 16, bucket, owner],
         }
     }
@@ -82,10 +94,10 @@ impl Part {
             (1, use_index) => {
                 Some(Self::Gradient { bucket: of, use_index: use_index as u16, owner })
             }
-            (2, 0) if owner == 0 => {
-                let mut parts = StatePart::ALL.into_iter();
-                parts.find(|&known| known as u32 == of).map(Self::State)
-            }
+            (2, 0) if owner == 0 => match of.checked_sub(1) {
+                None => Some(Self::State(StatePart::Parameter)),
+                Some(state) => u8::try_from(state).ok().map(StatePart::State).map(Self::State),
+            },
             (3, beside @ 0..=1) => Some(Self::Update { bucket: of, beside: beside == 1, owner }),
             _ => None,
         }
@@ -371,9 +383,9 @@ mod tests {
     fn chunks_survive_the_wire() {
         for elements in [0, 1, 2, 3, 1_000] {
             let values: Vec<f32> = (0..elements).map(|i| i as f32 - 0.1).collect();
-            let state = StatePart::ALL.map(Part::State);
+            let state = StatePart::all(255).map(Part::State);
             let updates = [false, true].map(|beside| Part::Update { bucket: 3, beside, owner: 6 });
-            for part in state.into_iter().chain([header().part]).chain(updates) {
+            for part in state.chain([header().part]).chain(updates) {
                 let header = ChunkHeader { part, ..header() };
                 let chunk = decode(encode(&Chunk::new(header, values.clone())));
                 assert_eq!(chunk.header(), Ok(&header));

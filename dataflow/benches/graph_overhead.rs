@@ -23,9 +23,12 @@ use tidemill::collective::{BUCKET_ELEMENTS, LaneSchedule};
 use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::kernels::KernelError;
-use tidemill::kernels::backend::AdamWStep;
+use tidemill::model::optimizer::OptimizerSettings;
+use tidemill::model::schedule::{ScheduleName, ScheduleSettings};
 use tidemill::model::{Layout, Trainable};
-use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::operators::{
+    InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
+};
 use tidemill::parallel::Sharding;
 use tidemill::streaming_data::Sample;
 
@@ -55,21 +58,9 @@ impl SampleSource for Ready {
     fn set_wake(&mut self, _wake: Wake) {}
 }
 
-fn rule() -> UpdateRule {
-    UpdateRule {
-        clip_norm: Some(1.0),
-        learning_rate: Arc::new(|_| 1e-4),
-        adamw: Arc::new(|_, gradient_scale, _| AdamWStep {
-            learning_rate: 1e-4,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            decay_factor: 1.0,
-            bias_correction1: 1.0,
-            bias_correction2: 1.0,
-            gradient_scale,
-        }),
-    }
+fn rule() -> ScheduledRule<Cpu> {
+    let schedule = ScheduleSettings { name: ScheduleName::Constant, ..Default::default() };
+    ScheduledRule::new(&OptimizerSettings::default(), schedule, 1)
 }
 
 /// Microseconds a step of `steps`.
@@ -98,7 +89,7 @@ fn measure<M: Trainable<Cpu>>(
             plan: Arc::new(plan),
             backend: Arc::new(cpu.clone()),
             model,
-            state: InitialState { parameters, moments: None },
+            state: InitialState { parameters, states: None },
             rule: rule(),
             connection: communicators.take(context, &cpu)?,
             stop: Arc::new(AtomicBool::new(false)),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{
-    GenerationSettings, Incremental, Prompt, Room, Sequences, Written, generate_batch,
+    GenerationSettings, Prompt, Room, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
-use tidemill_model::{Device, Family, Model, ModelConfig, ModelError, Parameters};
+use tidemill_model::{Device, Family, LanguageModel, ModelConfig, ModelError, Parameters};
 
 use crate::checkpoint::{Checkpoint, LocalCopy, TRAINER_FILE, Wanted, model_folder};
 use crate::error::Result;
@@ -24,7 +24,7 @@ const HOST_BYTES: usize = 1 << 30;
 pub struct LoadedModel<B: Backend = Cpu> {
     files: LocalCopy,
     eos_token: Option<u32>,
-    model: Model,
+    model: LanguageModel<B>,
     parameters: Parameters<B>,
     backend: Arc<B>,
     stream: B::DeviceStream,
@@ -84,9 +84,8 @@ impl<B: Backend> LoadedModel<B> {
         let positions = positions.min(self.learned_positions().unwrap_or(positions));
         let fits = |&sequences: &usize| {
             let room = Room::new(sequences, positions.max(1));
-            let bodies = self.model.bodies().iter();
-            let of_bodies = bodies.map(|body| Incremental::<B>::state_bytes(body, room));
-            of_bodies.fold(0, usize::saturating_add) <= bytes
+            let of_blocks = self.model.blocks().iter().map(|block| block.state_bytes(room));
+            of_blocks.fold(0, usize::saturating_add) <= bytes
         };
         Ok((1..=MOST_SEQUENCES).rev().find(fits).unwrap_or(1))
     }

@@ -74,7 +74,7 @@ pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};
 pub use measure::{Communication, CommunicationReport, Measure};
-pub use optimize::{Optimize, StepReport, UpdateRule};
+pub use optimize::{Optimize, ScheduledRule, StepReport, UpdatePace};
 pub use owned::{InitialState, Optimizer, OptimizerThread};
 pub use plan::{CheckpointCuts, EvaluationPlan, TrainingPlan};
 pub use reduce::Reduce;

@@ -26,7 +26,7 @@ use tidemill::kernels::emulator::{
 use tidemill::kernels::gpu::Precision;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
-use tidemill::model::{Mamba, MambaConfig};
+use tidemill::model::{LanguageModel, MambaConfig};
 use tidemill::parallel::Sharding;
 
 fn emulator(warp: u32) -> Emulator {
@@ -58,7 +58,10 @@ macro_rules! tests {
 every_body!(tests);
 
 /// Devices of workers, each with queues of its own, all of which run in an order of `seed`.
-fn devices<P: Precision>(count: usize, seed: u64) -> Subject<Gpu<Emulator, P>, Mamba> {
+fn devices<P: Precision>(
+    count: usize,
+    seed: u64,
+) -> Subject<Gpu<Emulator, P>, LanguageModel<Gpu<Emulator, P>>> {
     let schedule = Schedule::new(seed);
     let device = || Arc::new(Gpu::<Emulator, P>::new(emulator(32).with_schedule(&schedule)));
     Subject { others: (1..count).map(|_| device()).collect(), ..mamba(device()) }
@@ -194,7 +197,7 @@ fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {
 fn least_memory(sharding: Sharding, processes: usize) -> usize {
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     let config = MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(13, 12, 16) };
-    let model = Arc::new(Mamba::new(&config).unwrap());
+    let model = Arc::new(LanguageModel::new(&config).unwrap());
     let (mut fits, mut does_not) = (1 << 20, 0);
     while fits - does_not > fits / 50 {
         let bytes = (fits + does_not) / 2;
@@ -238,7 +241,7 @@ struct Crossed {
 fn crossed(run: &Run, blocks: usize) -> (Crossed, [u64; 2]) {
     let config =
         MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, blocks) };
-    let model = Arc::new(Mamba::new(&config).unwrap());
+    let model = Arc::new(LanguageModel::new(&config).unwrap());
     let in_steps = |steps| {
         let emulators: Vec<_> = (0..run.workers).map(|_| emulator(32)).collect();
         let traffic: Vec<_> = emulators.iter().map(Emulator::host_traffic).collect();

@@ -168,6 +168,15 @@ DEVICE void forward_few(const NormForward& arguments) {
     }
 #endif
 
+#if !OF_ACTIVATIONS
+KERNEL(layer_norm_backward_residual_ahead_narrow, THREADS, 4, NormBackward) {
+    norm_backward_ahead<Norm::LAYER, 1>(arguments);
+}
+KERNEL(layer_norm_backward_residual_ahead, THREADS, 2, NormBackward) {
+    norm_backward_ahead<Norm::LAYER, 2>(arguments);
+}
+#endif
+
 #if OF_ACTIVATIONS
 KERNEL(layer_norm_forward_activation_few, THREADS, 2, NormForward) { forward_few<activation>(arguments); }
 #else

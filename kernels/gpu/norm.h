@@ -89,10 +89,10 @@ DEVICE void load_pair(Columns (&packs)[PAIR], const T* row, u32 column, u32 widt
 }
 
 // The packs of a thread, STEP columns apart, of rows of whole packs; zeros past the row.
-template <u32 STEP, class T>
-DEVICE void load_kept(Columns (&packs)[KEPT], const T* row, u32 first, u32 width) {
+template <u32 STEP, u32 COUNT, class T>
+DEVICE void load_kept(Columns (&packs)[COUNT], const T* row, u32 first, u32 width) {
 #pragma unroll
-    for (u32 i = 0; i < KEPT; i++) {
+    for (u32 i = 0; i < COUNT; i++) {
         const u32 column = first + i * STEP;
         packs[i] = or_zero(column < width, load_pack<COLUMNS>(row + (column < width ? column : 0)));
     }
@@ -177,9 +177,12 @@ struct BackwardRow {
           x(static_cast<const Input*>(given.x) + row * given.x_stride),
           dy(given.dy + row * given.dy_stride),
           dx(static_cast<Input*>(given.dx) + row * given.dx_stride),
-          rounded(given.rounded + row * given.rounded_stride),
-          mean(NORM == Norm::LAYER ? given.statistics[row] : 0.0f),
-          reciprocal(given.statistics[NORM == Norm::LAYER ? given.rows + row : row]) {}
+          rounded(given.rounded + row * given.rounded_stride) {}
+
+    __device__ __forceinline__ void load_statistics(u64 row) {
+        mean = NORM == Norm::LAYER ? arguments.statistics[row] : 0.0f;
+        reciprocal = arguments.statistics[NORM == Norm::LAYER ? arguments.rows + row : row];
+    }
 
     // Adds a pack's g and g n to `sums`, and its dy n and dy to `parameters`.
     __device__ __forceinline__ void add_pack(RowSums<NORM>& sums, ParameterSums<NORM>& parameters,
@@ -239,9 +242,13 @@ struct BackwardRow {
     __device__ __forceinline__ void store_dx(const Columns& dx_pack, u32 column,
                                              const RowSums<NORM>& means) const {
         const u32 count = arguments.width - column;
-        const Columns x_pack = load<COLUMNS, ACCESS>(x + column, count);
-        const Columns dy_pack = load<COLUMNS, ACCESS>(dy + column, count);
-        const Columns weight = load<COLUMNS, ACCESS>(arguments.weight + column, count);
+        form_dx(dx_pack, load<COLUMNS, ACCESS>(x + column, count), load<COLUMNS, ACCESS>(dy + column, count),
+                load<COLUMNS, ACCESS>(arguments.weight + column, count), column, means);
+    }
+
+    __device__ __forceinline__ void form_dx(const Columns& dx_pack, const Columns& x_pack, const Columns& dy_pack,
+                                            const Columns& weight, u32 column, const RowSums<NORM>& means) const {
+        const u32 count = arguments.width - column;
         Columns out;
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; i++) {
@@ -303,7 +310,8 @@ DEVICE void norm_backward(const NormBackward& arguments) {
     ParameterSums<NORM> parameters[KEPT]{};
     for (u32 column = first + KEPT * STEP; column < width; column += STEP) store_sums(column, {});
     for (u64 row = rows.first_row; row < rows.last_row; row++) {
-        const BackwardRow<NORM, TEAM, ACCESS, GRADIENT> here(arguments, row);
+        BackwardRow<NORM, TEAM, ACCESS, GRADIENT> here(arguments, row);
+        here.load_statistics(row);
         Columns dx_kept[KEPT];
         RowSums<NORM> means = team_sum<TEAM>(here.sums(parameters, dx_kept, first, add_wide));
         if constexpr (NORM == Norm::LAYER) means.g /= static_cast<float>(width);
@@ -329,6 +337,70 @@ DEVICE void norm_backward(const NormBackward& arguments) {
 }
 
 #if !OF_ACTIVATIONS
+// What a thread has of a row.
+template <Norm NORM, u32 PACKS>
+struct HeldRow {
+    Columns x[PACKS], dy[PACKS], dx[PACKS];
+    float mean, reciprocal;
+};
+
+// The same bits, of fp32 rows of whole packs, at most PACKS a thread, by a block for each run: the next row is on its way while the
+// sums of one are formed, and no row is read twice.
+template <Norm NORM, u32 PACKS>
+DEVICE void norm_backward_ahead(const NormBackward& arguments) {
+    typedef BackwardRow<NORM, THREADS, Access::WIDE, Gradient::ADDED> Row;
+    const Run rows = run_of_rows<RUN_ROWS>(arguments, blockIdx.x);
+    const u32 width = arguments.width, first = threadIdx.x * COLUMNS;
+    Columns weights[PACKS];
+    load_kept<Row::STEP>(weights, arguments.weight, first, width);
+    HeldRow<NORM, PACKS> next;
+    const auto load_next = [&](u64 row) {
+        Row from(arguments, row);
+        from.load_statistics(row);
+        next.mean = from.mean;
+        next.reciprocal = from.reciprocal;
+        load_kept<Row::STEP>(next.x, from.x, first, width);
+        load_kept<Row::STEP>(next.dy, from.dy, first, width);
+        load_kept<Row::STEP>(next.dx, from.dx, first, width);
+    };
+    ParameterSums<NORM> parameters[PACKS]{};
+    load_next(rows.first_row);
+#pragma unroll 1
+    for (u64 row = rows.first_row; row < rows.last_row; row++) {
+        const HeldRow<NORM, PACKS> held = next;
+        if (row + 1 < rows.last_row) load_next(row + 1);
+        Row here(arguments, row);
+        here.mean = held.mean;
+        here.reciprocal = held.reciprocal;
+        RowSums<NORM> means{};
+#pragma unroll
+        for (u32 i = 0; i < PACKS; i++) {
+            const u32 column = first + i * Row::STEP, count = column < width ? width - column : 0;
+            here.add_pack(means, parameters[i], held.x[i], held.dy[i], weights[i], count);
+        }
+        means = team_sum<THREADS>(means);
+        if constexpr (NORM == Norm::LAYER) means.g /= static_cast<float>(width);
+        means.products /= static_cast<float>(width);
+#pragma unroll
+        for (u32 i = 0; i < PACKS; i++) {
+            const u32 column = first + i * Row::STEP;
+            if (column < width) here.form_dx(held.dx[i], held.x[i], held.dy[i], weights[i], column, means);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < PACKS; i++) {
+        const u32 column = first + i * Row::STEP;
+        if (column >= width) break;
+        const u64 place = static_cast<u64>(blockIdx.x) * width + column;
+        store<COLUMNS, Access::SINGLE>(arguments.weight_partials + place, parameters[i].weight, width - column);
+        if constexpr (NORM == Norm::LAYER) {
+            if (arguments.bias_partials) {
+                store<COLUMNS, Access::SINGLE>(arguments.bias_partials + place, parameters[i].bias, width - column);
+            }
+        }
+    }
+}
+
 // A block for each row: dx in activation precision, where the kernel that adds to it reaches elements one by one. That one has no
 // registers left to do so itself.
 KERNEL(round_dx_single, THREADS, 1, NormBackward) {

@@ -71,6 +71,9 @@ KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
     }
 }
 
+KERNEL(rms_norm_backward_ahead_narrow, THREADS, 4, NormBackward) { norm_backward_ahead<Norm::RMS, 1>(arguments); }
+KERNEL(rms_norm_backward_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::RMS, 2>(arguments); }
+
 // The kernels of a team and an access.
 #define RMS_NORM(variant, TEAM, ACCESS)                                        \
     KERNEL(rms_norm_forward_##variant, THREADS, 6, NormForward) {              \

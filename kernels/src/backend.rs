@@ -31,8 +31,8 @@ mod selective_scan;
 
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
-    LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
-    TermValues, TreeTerm,
+    LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients,
+    ScanInputs, TermValues, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -440,6 +440,21 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         exp_avg_sq: SliceMut<'_, Self, f32>,
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
+    ) -> Result<()>;
+
+    /// One Lion update of a chunk of [masters](crate::master): with `g = gradient * gradient_scale`,
+    ///
+    /// ```text
+    /// p = p decay_factor - learning_rate sign(beta1 m + (1 - beta1) g)
+    /// m = beta2 m + (1 - beta2) g
+    /// ```
+    fn lion(
+        &self,
+        stream: &mut Self::DeviceStream,
+        master: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: LionStep,
     ) -> Result<()>;
 
     /// `out` is the [master](crate::master) of `from`: a copy of it where activations are fp32.

@@ -45,7 +45,7 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 17] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 18] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
@@ -60,6 +60,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 17] {
         ("cross_entropy", rows::cross_entropy),
         ("sums of gradients", parameters::sums),
         ("adamw", parameters::adamw),
+        ("lion", parameters::lion),
         ("masters", parameters::masters),
         ("causal_conv1d", sequences::causal_conv1d),
         ("selective_scan", sequences::selective_scan),

@@ -13,7 +13,7 @@
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | biases, clamps, GELU | `row_map`, `bias`, `gelu` |
-//! | sums of gradients, AdamW | `elementwise`, `optimizer` |
+//! | sums of gradients, AdamW, Lion | `elementwise`, `optimizer`, `lion` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
@@ -36,6 +36,8 @@ mod exponential;
 mod gelu;
 mod layer_norm;
 mod likeliest;
+mod lion;
+mod master;
 mod matmul;
 mod norm;
 mod optimizer;

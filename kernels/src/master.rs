@@ -162,6 +162,11 @@ impl<'a, B: Runtime> MasterMut<'a, B> {
         Ok(Self { rounded, remainder: self.remainder.sub(start, elements)? })
     }
 
+    /// What matrix products read, given up with the rest: where activations are fp32, the parameters themselves.
+    pub fn into_rounded(self) -> SliceMut<'a, B, B::Activation> {
+        self.rounded
+    }
+
     /// The same master for a shorter time.
     pub fn reborrow(&mut self) -> MasterMut<'_, B> {
         MasterMut { rounded: self.rounded.reborrow(), remainder: self.remainder.reborrow() }

@@ -415,6 +415,14 @@ fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
     assert_needs::<Bf16>("optimizer.cu", carried, bodies::master::adamw_agrees);
 }
 
+/// An update of Lion is as large whichever way it goes.
+#[test]
+fn a_lion_that_goes_by_more_than_the_sign_fails_the_body() {
+    for forgotten in ["direction > 0.0f ? 1.0f : ", "direction < 0.0f ? -1.0f : "] {
+        assert_needs::<Bf16>("optimizer.cu", forgotten, bodies::lion::agrees);
+    }
+}
+
 /// A run of a convolution ends with what the next one hands over.
 #[test]
 fn a_forgotten_gradient_of_the_next_run_fails_the_body() {

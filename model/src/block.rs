@@ -3,10 +3,29 @@
 //! The block is the unit of gradient bucket and parameter lease. It owns no parameters and no activations: both are lent
 //! for the time of a call, so the same block serves every replica and every microbatch. What forward leaves for
 //! backward is the block's [`Saved`](Block::Saved), one for each block; what it needs only while it runs is
-//! [`Scratch`](Block::Scratch), which all blocks of a model use one after the other.
+//! [`Scratch`](Block::Scratch), which alike blocks of a model use one after the other.
+//!
+//! A kind of block is one folder, such as [`mamba`](mod@crate::mamba) or [`transformer`](crate::transformer), of this crate or of another:
+//!
+//! 1. a struct that holds sizes and the places of its tensors, which its constructor adds to the newest segment of a
+//!    [`ParameterList`](crate::parameter_list::ParameterList); [`Linear`](crate::linear::Linear) and [`Norm`](crate::norm::Norm) add theirs;
+//! 2. [`Block`]: memory, forward and backward;
+//! 3. [`Incremental`](crate::generation::Incremental): the same map token by token, for generation and scores.
+//!
+//! That makes it an [`AnyBlock`], which is how [`LanguageModel`](crate::LanguageModel) holds blocks, of any kinds side by side.
+//! `model/tests/own_block` has a block from outside this crate.
 
+mod any_block;
+mod gradient;
+
+use std::fmt::Debug;
+
+pub use any_block::{AnyBlock, BlockMemory};
+pub(crate) use gradient::BothGradients;
+pub use gradient::ResidualGradient;
 use tidemill_kernels::backend::KernelGroup;
-use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::lease::Lease;
@@ -33,12 +52,29 @@ impl<B: Backend> Clone for BlockPass<'_, B> {
 }
 impl<B: Backend> Copy for BlockPass<'_, B> {}
 
-/// One entry of a model's ordered list of blocks.
-pub trait Block<B: Backend>: Send + Sync + 'static {
+/// About what one sample, a grain by itself, needs of a block's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleBytes {
+    /// Bytes of what forward leaves for backward.
+    pub saved: usize,
+    /// Bytes of what alike blocks use one after the other, scratch of kernels included.
+    pub scratch: usize,
+}
+
+/// What a kind of block does in training.
+pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
     /// What forward leaves for backward.
-    type Saved: Send;
-    /// Memory that blocks use one after the other.
-    type Scratch: Send;
+    type Saved: Send + 'static;
+    /// Memory that alike blocks use one after the other.
+    type Scratch: Send + 'static;
+
+    /// Whether memory that was planned for `self` serves `other`: scratch, what forward leaves microbatch by microbatch where models run
+    /// forward again before backward, and the workspace of generation. Where it does not, each has its own. The first of a list's alike blocks
+    /// plans for all of them.
+    fn is_alike(&self, other: &Self) -> bool {
+        let _ = other;
+        false
+    }
 
     /// Memory for what forward leaves for backward, for microbatches up to `shape`.
     ///
@@ -47,26 +83,28 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
     fn plan_saved(&self, device: &mut Device<'_, B>, shape: MicrobatchShape)
     -> Result<Self::Saved>;
 
-    /// Memory that `blocks`, at least one, use one after the other, for microbatches up to `shape`.
+    /// Memory that alike blocks use one after the other, for microbatches up to `shape`.
     ///
     /// # Errors
-    /// A shape that a block cannot take, or a device without room.
+    /// A shape that the block cannot take, or a device without room.
     fn plan_scratch(
-        blocks: &[&Self],
+        &self,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch>;
 
-    /// Whether what forward leaves of `other` fits into memory planned for `self`, microbatch by microbatch: models that
-    /// run forward again before backward keep that memory once.
-    fn shares_saved(&self, other: &Self) -> bool;
+    /// About what one sample of `positions` positions takes of both, from sizes alone: how many fit is decided by it.
+    ///
+    /// # Errors
+    /// No positions, or more than can be counted.
+    fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes>;
 
     /// What its passes launch, as far as it is known before: devices that compile kernels compile these side by side. It is speed alone.
     fn kernels(&self) -> Vec<KernelGroup> {
         Vec::new()
     }
 
-    /// Writes `out[b t, d]`, the residual stream as it leaves the block.
+    /// Writes `out[b t, d]`, the residual stream as it leaves the block. A row may depend on rows of its own sample alone.
     ///
     /// # Errors
     /// A device that fails.
@@ -80,7 +118,7 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Turns the gradient of the block's output into that of its input, in place, and adds the gradients of its
-    /// parameters to `lane`, which is laid out as the block's segment.
+    /// parameters to `lane`, which is laid out as the block's segment: each grain's formed from +0.0 and added whole, grain by grain.
     ///
     /// # Errors
     /// A device that fails.
@@ -95,72 +133,14 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
     ) -> Result<()>;
 }
 
-/// The gradient of the residual stream: fp32, with a copy in activation precision for matrix products where these
-/// differ.
-pub struct ResidualGradient<B: Backend> {
-    gradient: B::Buffer<f32>,
-    copy: B::ComputeWeights,
-    /// The first elements of which the copy is that of the gradient as it is now.
-    rounded: usize,
-}
-
-/// [`ResidualGradient`] on its way through a kernel.
-pub(crate) struct BothGradients<'a, B: Backend> {
-    /// `gradient[rows, columns]`
-    pub(crate) gradient: MatrixMut<'a, B, f32>,
-    /// The same in activation precision, where that differs.
-    pub(crate) rounded: Option<MatrixMut<'a, B, B::Activation>>,
-}
-
-impl<B: Backend> ResidualGradient<B> {
-    /// Room for `elements` elements.
-    pub(crate) fn new(device: &mut Device<'_, B>, elements: usize) -> Result<Self> {
-        let Device { backend, stream } = device;
-        Ok(Self {
-            gradient: backend.allocate(stream, elements)?,
-            copy: backend.compute_weights(stream, elements)?,
-            rounded: 0,
-        })
-    }
-
-    /// The fp32 gradient.
-    pub fn gradient(&self) -> &B::Buffer<f32> {
-        &self.gradient
-    }
-
-    /// The fp32 gradient, to be changed.
-    pub fn gradient_mut(&mut self) -> &mut B::Buffer<f32> {
-        self.rounded = 0;
-        &mut self.gradient
-    }
-
-    /// `gradient[rows, columns]` for a kernel that changes all of it, and its copy in activation precision, where there is one, in
-    /// which the kernel leaves what it has become.
-    pub(crate) fn both_mut(&mut self, rows: usize, columns: usize) -> Result<BothGradients<'_, B>> {
-        self.rounded = rows * columns;
-        let copy = B::copies_mut(&mut self.copy);
-        let rounded = copy.map(|copy| SliceMut::all(copy).matrix(rows, columns));
-        let gradient = SliceMut::all(&mut self.gradient).matrix(rows, columns)?;
-        Ok(BothGradients { gradient, rounded: rounded.transpose()? })
-    }
-
-    /// `gradient[rows, columns]` in activation precision, as it is now.
-    ///
-    /// # Errors
-    /// A matrix larger than the gradient, or a device that fails.
-    pub fn rounded(
-        &mut self,
-        device: &mut Device<'_, B>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Matrix<'_, B, B::Activation>> {
-        let Device { backend, stream } = device;
-        let (copy, gradient) = (&mut self.copy, &self.gradient);
-        if self.rounded != rows * columns {
-            backend.refresh_compute_weights(stream, copy, gradient, 0, rows * columns)?;
-            self.rounded = rows * columns;
-        }
-        let buffer = B::compute_buffer(&self.gradient, &self.copy);
-        Ok(Slice::all(buffer).matrix(rows, columns)?)
-    }
+/// The scratch memory of the weight gradient that takes most of it, of those of `weights` (outputs and inputs), for a grain of `positions` rows:
+/// they are formed one after the other.
+pub(crate) fn weights_scratch_bytes<B: Backend>(
+    backend: &B,
+    weights: &[[usize; 2]],
+    positions: usize,
+) -> Result<usize> {
+    let grains = GrainRows::new(positions, positions)?;
+    let bytes = weights.iter().map(|&weight| backend.weight_gradient_scratch_bytes(weight, grains));
+    Ok(bytes.max().unwrap_or(0))
 }

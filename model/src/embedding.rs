@@ -23,7 +23,10 @@ pub struct Embedding {
 
 impl Embedding {
     /// Writes the rows of `indices[b t]` to the residual stream `out[b t, d]`, or adds them to it.
-    pub(crate) fn forward<B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         out: &mut B::Buffer<f32>,
@@ -38,7 +41,10 @@ impl Embedding {
     }
 
     /// Adds the gradient of the table to `lane`, laid out as the table's segment, grain by grain.
-    pub(crate) fn backward<B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         lane: SliceMut<'_, B, f32>,
@@ -54,7 +60,7 @@ impl Embedding {
     }
 
     /// Rows of the table, padding included.
-    pub(crate) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.table.len() / self.width
     }
 }

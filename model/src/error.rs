@@ -82,6 +82,14 @@ pub enum ModelError {
         /// What was found.
         found: String,
     },
+    /// An update rule that was given another number of states than it has: fix the caller.
+    #[error("an update of {expected} states was given {found}")]
+    UpdateStates {
+        /// The states of the rule.
+        expected: usize,
+        /// The states that it was given.
+        found: usize,
+    },
     /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
     #[error("{what}")]
     NotFinite {
@@ -104,6 +112,7 @@ impl ModelError {
             | Self::ArenaSize { .. }
             | Self::Microbatch { .. }
             | Self::ParameterAccess { .. }
+            | Self::UpdateStates { .. }
             | Self::SinkClosed => true,
             Self::Config { .. }
             | Self::Format { .. }

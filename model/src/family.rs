@@ -1,11 +1,12 @@
-//! The families of models: each is a config that lists [`LayerBlock`]s.
+//! The families of models: each is a config that lists blocks.
 //!
 //! [`Family`] is what a config does; [`ModelConfig`] is any of them, as a folder or a `[model]` table names it.
 //!
-//! To add a family, whose blocks are [`LayerBlock`]s:
+//! To add a family to those that a `[model]` table and a folder can name (a model of one's own blocks needs none: it is assembled by
+//! [`LanguageModel::assemble`]):
 //!
 //! 1. One file lists its blocks: a config with its sizes, the `config.json` that it reads (`parse`) and writes (`to_json`),
-//!    and its `check`; [`Family::build`] names the tensors and gives a block for each layer to `Model::assemble`.
+//!    and its `check`; [`Family::build`] names the tensors and gives block after block to [`LanguageModel::assemble`].
 //!    [`gpt_neo`](crate::gpt_neo) is the shortest to follow.
 //! 2. Here, a variant of [`ModelConfig`], which the compiler then asks for in every match; its `model_type` in
 //!    [`ModelConfig::parse`], whose last arm names them all.
@@ -16,11 +17,12 @@
 //! 5. In the tests, a model of odd sizes among `model/tests/bodies/families.rs`, which then goes through every body, and a
 //!    table among `tests/families.rs`, which then trains, resumes and is elastic to the bit.
 //!
-//! A new kind of block is first a variant of [`LayerBlock`], and its state one of [`generation`](crate::generation).
+//! A new kind of block is a folder of its own first: see [`block`](mod@crate::block).
 
 use std::path::Path;
 
 use serde_json::Value;
+use tidemill_kernels::Backend;
 
 use crate::error::{ModelError, Result};
 use crate::gpt_neo::GptNeoConfig;
@@ -28,21 +30,19 @@ use crate::hugging_face::keys::Keys;
 use crate::hugging_face::{CONFIG_FILE, read_json};
 use crate::hybrid::HybridConfig;
 use crate::language_model::LanguageModel;
-use crate::layer_block::LayerBlock;
 use crate::mamba::MambaConfig;
 use crate::mpt::{MptConfig, MptPositions};
 use crate::settings::ModelKind;
 
-/// A model of any family.
-pub type Model = LanguageModel<LayerBlock>;
-
 /// What the config of a family does.
 pub trait Family {
-    /// The model of these sizes.
+    /// The model of these sizes, on any backend.
     ///
     /// # Errors
     /// Sizes that no model can have.
-    fn build(&self) -> Result<Model>;
+    fn build<B: Backend>(&self) -> Result<LanguageModel<B>>
+    where
+        Self: Sized;
 
     /// v, the tokens of the vocabulary.
     fn vocab_size(&self) -> usize;
@@ -60,7 +60,7 @@ pub trait Family {
     fn special_tokens_mut(&mut self) -> &mut SpecialTokens;
 }
 
-impl Model {
+impl<B: Backend> LanguageModel<B> {
     /// The model of `config`.
     ///
     /// # Errors
@@ -186,8 +186,13 @@ impl ModelConfig {
 }
 
 impl Family for ModelConfig {
-    fn build(&self) -> Result<Model> {
-        self.family().build()
+    fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
+        match self {
+            Self::Mamba(config) => config.build(),
+            Self::Mpt(config) => config.build(),
+            Self::GptNeo(config) => config.build(),
+            Self::Hybrid(config) => config.build(),
+        }
     }
 
     fn vocab_size(&self) -> usize {

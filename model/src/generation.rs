@@ -5,22 +5,16 @@
 //! [`Incremental`].
 
 mod incremental;
-mod layer_block;
-mod mamba;
 mod sampling;
 mod sequences;
-mod transformer;
 mod write;
 
 use serde::{Deserialize, Serialize};
 
-pub use incremental::{Incremental, PIECE_POSITIONS, Piece, PiecePass, Room};
-pub use layer_block::{LayerRows, LayerState};
-pub use mamba::{MambaRows, MambaState};
+pub use incremental::{Incremental, PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows};
 pub use sampling::{Sampler, SamplingSettings};
 pub use sequences::Sequences;
 pub(crate) use sequences::table_rows;
-pub use transformer::{TransformerRows, TransformerState};
 pub use write::{Prompt, Written, generate, generate_batch};
 
 /// How much is written, and how.

@@ -8,12 +8,12 @@ pub mod config;
 use std::num::NonZeroUsize;
 
 pub use config::{GptNeoConfig, Reach};
+use tidemill_kernels::Backend;
 use tidemill_kernels::backend::Gelu;
 
 use crate::error::Result;
-use crate::family::{Family, Model, family_sizes, head_width};
-use crate::language_model::{NewPositions, Stem};
-use crate::layer_block::LayerBlock;
+use crate::family::{Family, family_sizes, head_width};
+use crate::language_model::{LanguageModel, NewPositions, Stem};
 use crate::linear::{Linear, NewLinear};
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, ParameterList};
@@ -23,7 +23,7 @@ use crate::transformer::{Attention, TransformerBlock};
 const STANDARD_DEVIATION: f64 = 0.02;
 
 impl Family for GptNeoConfig {
-    fn build(&self) -> Result<Model> {
+    fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
         self.check()?;
         let positions = NewPositions { name: "transformer.wpe.weight", count: self.max_seq_len };
         let stem = Stem {
@@ -37,8 +37,8 @@ impl Family for GptNeoConfig {
             logit_scale: 1.0,
         };
         let head_width = head_width(self.d_model, self.n_heads)?;
-        Ok(Model::assemble(stem, self.n_layers, self.to_json(), |parameters, layer| {
-            LayerBlock::Transformer(Box::new(add_block(parameters, self, head_width, layer)))
+        Ok(LanguageModel::assemble(stem, self.n_layers, self.to_json(), |parameters, index| {
+            Box::new(add_block(parameters, self, head_width, index))
         }))
     }
 
@@ -56,15 +56,15 @@ fn norm(name: String, config: &GptNeoConfig) -> NewNorm {
     }
 }
 
-/// Adds block `layer` with its tensors.
+/// Adds block `index` with its tensors.
 fn add_block(
     parameters: &mut ParameterList,
     config: &GptNeoConfig,
     head_width: usize,
-    layer: usize,
+    index: usize,
 ) -> TransformerBlock {
     let d = config.d_model;
-    let name = |tensor: &str| format!("transformer.h.{layer}.{tensor}");
+    let name = |tensor: &str| format!("transformer.h.{index}.{tensor}");
     let map = |name, inputs, outputs, bias| NewLinear {
         name,
         inputs,
@@ -77,7 +77,7 @@ fn add_block(
         let name = name(&format!("attn.attention.{projection}"));
         Linear::add(parameters, map(name, d, d, Bias::Absent))
     });
-    let window = match config.reach(layer) {
+    let window = match config.reach(index) {
         Reach::Global => None,
         Reach::Local => NonZeroUsize::new(config.window_size),
     };

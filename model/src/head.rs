@@ -68,7 +68,11 @@ pub struct HeadPass<'a, B: Backend> {
 }
 
 impl Head {
-    pub(crate) fn plan<B: Backend>(
+    /// Memory for microbatches up to `shape`.
+    ///
+    /// # Errors
+    /// A shape of size zero, or a device without room.
+    pub fn plan<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
@@ -89,7 +93,10 @@ impl Head {
     }
 
     /// Writes the loss of every row.
-    pub(crate) fn forward<B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         losses: &mut B::Buffer<f32>,
@@ -108,7 +115,10 @@ impl Head {
 
     /// Writes the loss of every row and the gradient of the sum of losses by the residual stream, and adds the
     /// gradients of norm and table to `sink`.
-    pub(crate) fn forward_backward<B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward_backward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         losses: &mut B::Buffer<f32>,

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tidemill_files::Kind;
+use tidemill_kernels::Backend;
 
 pub use config::MambaHuggingFaceConfig;
 pub use file_set::{FILE_BYTES, FileSet, PlannedFile};
@@ -28,7 +29,8 @@ pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsL
 pub use tensor_files::{INDEX_FILE, SINGLE_FILE, StoredElements, TensorFiles};
 
 use crate::error::{ModelError, Result};
-use crate::family::{Model, ModelConfig};
+use crate::family::ModelConfig;
+use crate::language_model::LanguageModel;
 use crate::layout::Layout;
 
 /// The file that says what a model is.
@@ -48,8 +50,8 @@ const WRITTEN_ELEMENTS: usize = 1 << 18;
 ///
 /// # Errors
 /// As [`ModelConfig::read`] and [`read_weights`].
-pub fn load(folder: &Path) -> Result<(Model, Vec<f32>)> {
-    let model = Model::new(&ModelConfig::read(folder)?)?;
+pub fn load<B: Backend>(folder: &Path) -> Result<(LanguageModel<B>, Vec<f32>)> {
+    let model = LanguageModel::new(&ModelConfig::read(folder)?)?;
     let arena = read_weights(folder, model.layout())?;
     Ok((model, arena))
 }

@@ -6,15 +6,15 @@
 
 pub mod config;
 
-pub use config::{HybridConfig, LayerKind, LayerPattern};
+pub use config::{BlockKind, BlockPattern, HybridConfig};
+use tidemill_kernels::Backend;
 use tidemill_kernels::backend::Gelu;
 
 use crate::error::Result;
-use crate::family::{Family, Model, family_sizes, head_width};
-use crate::language_model::Stem;
-use crate::layer_block::LayerBlock;
+use crate::family::{Family, family_sizes, head_width};
+use crate::language_model::{LanguageModel, Stem};
 use crate::linear::{Linear, NewLinear};
-use crate::mamba;
+use crate::mamba::{self, MambaBlock};
 use crate::norm::Norm;
 use crate::parameter_list::{Bias, ParameterList};
 use crate::transformer::{Attention, TransformerBlock};
@@ -23,7 +23,7 @@ use crate::transformer::{Attention, TransformerBlock};
 const STANDARD_DEVIATION: f64 = 0.02;
 
 impl Family for HybridConfig {
-    fn build(&self) -> Result<Model> {
+    fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
         self.check()?;
         let stem = Stem {
             vocab_size: self.mamba.vocab_size,
@@ -36,15 +36,13 @@ impl Family for HybridConfig {
             logit_scale: 1.0,
         };
         let head_width = head_width(self.mamba.d_model, self.n_heads)?;
-        let layers = self.mamba.n_layers;
-        Ok(Model::assemble(stem, layers, self.to_json(), |parameters, layer| {
-            match self.pattern.kind(layer) {
-                LayerKind::Mamba => {
-                    LayerBlock::Mamba(Box::new(mamba::add_block(parameters, &self.mamba, layer)))
+        let count = self.mamba.n_layers;
+        Ok(LanguageModel::assemble(stem, count, self.to_json(), |parameters, index| {
+            match self.pattern.kind(index) {
+                BlockKind::Mamba => Box::new(MambaBlock::add(parameters, &self.mamba, index)),
+                BlockKind::Attention => {
+                    Box::new(add_attention(parameters, self, head_width, index))
                 }
-                LayerKind::Attention => LayerBlock::Transformer(Box::new(add_attention(
-                    parameters, self, head_width, layer,
-                ))),
             }
         }))
     }
@@ -52,16 +50,16 @@ impl Family for HybridConfig {
     family_sizes!(mamba);
 }
 
-/// Adds attention block `layer` with its tensors.
+/// Adds attention block `index` with its tensors.
 fn add_attention(
     parameters: &mut ParameterList,
     config: &HybridConfig,
     head_width: usize,
-    layer: usize,
+    index: usize,
 ) -> TransformerBlock {
     let d = config.mamba.d_model;
     let f = config.expansion * d;
-    let name = |tensor: &str| format!("backbone.layers.{layer}.{tensor}");
+    let name = |tensor: &str| format!("backbone.layers.{index}.{tensor}");
     let norm = |tensor| mamba::norm(&name(tensor), &config.mamba);
     let map = |tensor, inputs, outputs, residual: f64| NewLinear {
         name: name(tensor),

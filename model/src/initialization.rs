@@ -1,7 +1,7 @@
 //! Initial parameters: a pure function of the seed and of each tensor's name.
 //!
 //! Every tensor draws from a ChaCha stream of its own, keyed by the seed and a hash of its name, so that adding a
-//! tensor or a layer changes no other tensor. Uniforms are made of integers and all transcendental functions come from
+//! tensor or a block changes no other tensor. Uniforms are made of integers and all transcendental functions come from
 //! `libm`, so the same seed gives the same bits on every platform.
 
 use rand_chacha::ChaCha8Rng;

@@ -5,14 +5,16 @@
 //! ```
 //!
 //! [`LanguageModel`] holds what all families share: it moves tokens to the device, walks the list of blocks forward and
-//! backward, and sums losses grain by grain. A family is a file that lists its blocks, such as
-//! [`mamba`](crate::mamba). No parallelism is known here.
+//! backward, and sums losses grain by grain. Blocks are of any kinds ([`AnyBlock`]), those of this crate and those of others side by side. A
+//! family is a file that lists its blocks, such as [`mamba`](mod@crate::mamba). No parallelism is known here.
 //!
 //! The input of every block is kept until its backward pass has run; everything else that must be kept is the block's own
 //! matter, unless the model is told to form it again ([`Recompute`]).
 
 mod assemble;
 mod batch;
+mod block_list;
+mod memory;
 mod positions;
 mod saved;
 mod tokens;
@@ -24,7 +26,7 @@ use serde_json::Value;
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::{KernelGroup, Output};
 
-use crate::block::{Block, BlockPass, ResidualGradient};
+use crate::block::{AnyBlock, BlockPass, ResidualGradient};
 use crate::embedding::Embedding;
 use crate::error::Result;
 use crate::head::{Head, HeadPass, HeadScratch};
@@ -37,19 +39,20 @@ use crate::parameter_list::ParameterList;
 use crate::parameter_source::{Direction, ParameterSource};
 use crate::parameters::Parameters;
 use crate::trainable::{Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Trainable};
+pub(crate) use block_list::{BlockList, SharedMemory};
 
-/// A language model whose blocks are of kind `Body`.
+/// A language model on a backend.
 #[derive(Debug)]
-pub struct LanguageModel<Body> {
+pub struct LanguageModel<B: Backend> {
     parameters: ParameterList,
     config_json: Value,
     recompute: Recompute,
     embedding: Embedding,
     embedding_place: Place,
     positions: Option<Positions>,
-    bodies: Vec<Body>,
-    /// One for each body.
-    body_places: Vec<Place>,
+    blocks: BlockList<B>,
+    /// One for each of them.
+    block_places: Vec<Place>,
     head: Head,
     /// The segments of norm and table.
     head_segments: [usize; 2],
@@ -66,19 +69,19 @@ struct Place {
 }
 
 /// Activations and scratch of a [`LanguageModel`].
-pub struct Workspace<B: Backend, Body: Block<B>> {
+pub struct Workspace<B: Backend> {
     batch: Batch<B>,
     /// Of a model with learned positions.
     position_indices: Option<PositionIndices<B>>,
     /// `residuals[i][b t, d]`: the input of block i; the last is the head's.
     residuals: Vec<B::Buffer<f32>>,
-    saved: SavedBlocks<Body::Saved>,
-    scratch: Body::Scratch,
+    saved: SavedBlocks,
+    scratch: SharedMemory,
     head: HeadScratch<B>,
     grad: ResidualGradient<B>,
 }
 
-impl<Body> LanguageModel<Body> {
+impl<B: Backend> LanguageModel<B> {
     /// As it is, but keeping or forming again what blocks leave for backward as `recompute` says.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
@@ -88,6 +91,11 @@ impl<Body> LanguageModel<Body> {
     /// What blocks form again in place of keeping it.
     pub fn recompute(&self) -> Recompute {
         self.recompute
+    }
+
+    /// What does not depend on the backend: the parameters and the `config.json`.
+    pub(crate) fn into_parameters(self) -> (ParameterList, Value) {
+        (self.parameters, self.config_json)
     }
 
     /// The parameters, blocks and uses.
@@ -116,8 +124,13 @@ impl<Body> LanguageModel<Body> {
     }
 
     /// The blocks between embedding and head.
-    pub fn bodies(&self) -> &[Body] {
-        &self.bodies
+    pub fn blocks(&self) -> &[Box<dyn AnyBlock<B>>] {
+        self.blocks.as_slice()
+    }
+
+    /// The same, and which of them share memory.
+    pub(crate) fn block_list(&self) -> &BlockList<B> {
+        &self.blocks
     }
 
     /// The first block.
@@ -139,10 +152,7 @@ impl<Body> LanguageModel<Body> {
     ///
     /// # Errors
     /// Parameters of another layout.
-    pub fn head_parameters<'a, B: Backend>(
-        &self,
-        parameters: &'a Parameters<B>,
-    ) -> Result<[Lease<'a, B>; 2]> {
+    pub fn head_parameters<'a>(&self, parameters: &'a Parameters<B>) -> Result<[Lease<'a, B>; 2]> {
         let [norm, table] = self.head_segments;
         Ok([parameters.lease(self.layout(), norm)?, parameters.lease(self.layout(), table)?])
     }
@@ -151,10 +161,7 @@ impl<Body> LanguageModel<Body> {
     ///
     /// # Errors
     /// Parameters of another layout.
-    pub fn embedding_parameters<'a, B: Backend>(
-        &self,
-        parameters: &'a Parameters<B>,
-    ) -> Result<Lease<'a, B>> {
+    pub fn embedding_parameters<'a>(&self, parameters: &'a Parameters<B>) -> Result<Lease<'a, B>> {
         parameters.lease(self.layout(), self.embedding_place.segment)
     }
 
@@ -162,7 +169,7 @@ impl<Body> LanguageModel<Body> {
     ///
     /// # Errors
     /// Parameters of another layout.
-    pub fn position_parameters<'a, B: Backend>(
+    pub fn position_parameters<'a>(
         &self,
         parameters: &'a Parameters<B>,
     ) -> Result<Option<Lease<'a, B>>> {
@@ -170,16 +177,16 @@ impl<Body> LanguageModel<Body> {
         self.positions.as_ref().map(|positions| lease(positions.place)).transpose()
     }
 
-    /// The parameters of block `layer` between embedding and head.
+    /// The parameters of block `index` of those between embedding and head.
     ///
     /// # Errors
     /// Parameters of another layout.
-    pub fn body_parameters<'a, B: Backend>(
+    pub fn block_parameters<'a>(
         &self,
         parameters: &'a Parameters<B>,
-        layer: usize,
+        index: usize,
     ) -> Result<Lease<'a, B>> {
-        parameters.lease(self.layout(), self.body_places[layer].segment)
+        parameters.lease(self.layout(), self.block_places[index].segment)
     }
 
     /// The loss of every row of a microbatch, `[b, t]` in nats: the negative log-probability of its target, 0
@@ -187,16 +194,13 @@ impl<Body> LanguageModel<Body> {
     ///
     /// # Errors
     /// Tokens outside the vocabulary, a microbatch larger than the workspace, or a device that fails.
-    pub fn row_losses<B: Backend>(
+    pub fn row_losses(
         &self,
         device: &mut Device<'_, B>,
-        workspace: &mut Workspace<B, Body>,
+        workspace: &mut Workspace<B>,
         parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
-    ) -> Result<Vec<f32>>
-    where
-        Body: Block<B>,
-    {
+    ) -> Result<Vec<f32>> {
         let shape = microbatch.shape();
         self.upload(device, workspace, microbatch)?;
         self.run_blocks(device, workspace, parameters, shape)?;
@@ -204,7 +208,7 @@ impl<Body> LanguageModel<Body> {
         let BatchRows { targets, losses } = batch.rows(shape)?;
         parameters.enter(device, self.head_block, Direction::Forward)?;
         let [norm, table] = self.lease_head(parameters)?;
-        let input = &residuals[self.bodies.len()];
+        let input = &residuals[self.blocks().len()];
         self.head.forward(
             device,
             losses,
@@ -215,15 +219,12 @@ impl<Body> LanguageModel<Body> {
     }
 
     /// Checks a microbatch and moves it to the device.
-    fn upload<B: Backend>(
+    fn upload(
         &self,
         device: &mut Device<'_, B>,
-        workspace: &mut Workspace<B, Body>,
+        workspace: &mut Workspace<B>,
         microbatch: Microbatch<'_>,
-    ) -> Result<()>
-    where
-        Body: Block<B>,
-    {
+    ) -> Result<()> {
         workspace.batch.upload(device, microbatch, self.vocab_size())?;
         if let (Some(positions), Some(indices)) = (&self.positions, &mut workspace.position_indices)
         {
@@ -234,24 +235,18 @@ impl<Body> LanguageModel<Body> {
     }
 
     /// The parameters of the head's norm, then those of its table. The head was entered before.
-    fn lease_head<'a, B: Backend>(
-        &self,
-        parameters: &'a dyn ParameterSource<B>,
-    ) -> Result<[Lease<'a, B>; 2]> {
+    fn lease_head<'a>(&self, parameters: &'a dyn ParameterSource<B>) -> Result<[Lease<'a, B>; 2]> {
         Ok([parameters.lease(self.head.norm_use)?, parameters.lease(self.head.table_use)?])
     }
 
     /// From tokens to the head's input.
-    fn run_blocks<B: Backend>(
+    fn run_blocks(
         &self,
         device: &mut Device<'_, B>,
-        workspace: &mut Workspace<B, Body>,
+        workspace: &mut Workspace<B>,
         parameters: &mut dyn ParameterSource<B>,
         shape: MicrobatchShape,
-    ) -> Result<()>
-    where
-        Body: Block<B>,
-    {
+    ) -> Result<()> {
         let Workspace { batch, position_indices, residuals, saved, scratch, .. } = workspace;
         let starts = batch.starts(shape)?;
         let Place { block, use_index, .. } = self.embedding_place;
@@ -263,44 +258,43 @@ impl<Body> LanguageModel<Body> {
             let (out, rows) = (&mut residuals[0], indices.rows(shape)?);
             positions.embedding.forward(device, out, lease, rows, Output::Add)?;
         }
-        for (layer, body) in self.bodies.iter().enumerate() {
-            let Place { block, use_index, .. } = self.body_places[layer];
+        for (index, entry) in self.blocks().iter().enumerate() {
+            let Place { block, use_index, .. } = self.block_places[index];
             parameters.enter(device, block, Direction::Forward)?;
             let lease = parameters.lease(use_index)?;
-            let (inputs, outputs) = residuals.split_at_mut(layer + 1);
-            let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
-            body.forward(device, &mut outputs[0], pass, saved.fill(layer), scratch)?;
+            let (inputs, outputs) = residuals.split_at_mut(index + 1);
+            let pass = BlockPass { parameters: lease, input: &inputs[index], shape, starts };
+            let scratch = self.blocks.shared(scratch, index);
+            entry.forward(device, &mut outputs[0], pass, saved.fill(index), scratch)?;
         }
         Ok(())
     }
 
     /// From the gradient of the head's input to that of the embedding table.
-    fn run_blocks_backward<B: Backend>(
+    fn run_blocks_backward(
         &self,
         device: &mut Device<'_, B>,
-        workspace: &mut Workspace<B, Body>,
+        workspace: &mut Workspace<B>,
         parameters: &mut dyn ParameterSource<B>,
         shape: MicrobatchShape,
         sink: &mut dyn GradientSink<B>,
-    ) -> Result<()>
-    where
-        Body: Block<B>,
-    {
+    ) -> Result<()> {
         let Workspace { batch, position_indices, residuals, saved, scratch, grad, .. } = workspace;
         let starts = batch.starts(shape)?;
-        for (layer, body) in self.bodies.iter().enumerate().rev() {
-            let Place { block, use_index, .. } = self.body_places[layer];
+        for (index, entry) in self.blocks().iter().enumerate().rev() {
+            let Place { block, use_index, .. } = self.block_places[index];
             parameters.enter(device, block, Direction::Backward)?;
             let lease = parameters.lease(use_index)?;
-            let (inputs, outputs) = residuals.split_at_mut(layer + 1);
-            let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
-            let (lost, saved) = (saved.is_lost(layer), saved.fill(layer));
+            let (inputs, outputs) = residuals.split_at_mut(index + 1);
+            let pass = BlockPass { parameters: lease, input: &inputs[index], shape, starts };
+            let (lost, saved) = (saved.is_lost(index), saved.fill(index));
+            let scratch = self.blocks.shared(scratch, index);
             if lost {
                 // Writes the same bits again over the block's output, which nothing reads any more.
-                body.forward(device, &mut outputs[0], pass, saved, scratch)?;
+                entry.forward(device, &mut outputs[0], pass, saved, scratch)?;
             }
             let lane = sink.accumulator(use_index);
-            body.backward(device, grad, lane, pass, saved, scratch)?;
+            entry.backward(device, grad, lane, pass, saved, scratch)?;
             sink.block_done(device, block)?;
         }
         let Place { block, use_index, .. } = self.embedding_place;
@@ -315,8 +309,8 @@ impl<Body> LanguageModel<Body> {
     }
 }
 
-impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
-    type Workspace = Workspace<B, Body>;
+impl<B: Backend> Trainable<B> for LanguageModel<B> {
+    type Workspace = Workspace<B>;
 
     fn layout(&self) -> &Layout {
         self.parameters.layout()
@@ -335,19 +329,19 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
     }
 
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace> {
-        let of_bodies = self.bodies.iter().flat_map(|body| Block::<B>::kernels(body));
+        let of_blocks = self.blocks().iter().flat_map(|block| block.kernels());
         let of_all = [
             KernelGroup::Embedding,
             self.head.norm.kernels(),
             KernelGroup::CrossEntropy,
             KernelGroup::GradientSums,
         ];
-        let kernels: Vec<_> = of_all.into_iter().chain(of_bodies).collect();
+        let kernels: Vec<_> = of_all.into_iter().chain(of_blocks).collect();
         device.backend.prepare(&kernels)?;
         let elements = shape.sequences()?.rows() * self.head.width;
-        let layers = self.bodies.len();
-        let mut residuals = Vec::with_capacity(layers + 1);
-        for _ in 0..=layers {
+        let blocks = self.blocks().len();
+        let mut residuals = Vec::with_capacity(blocks + 1);
+        for _ in 0..=blocks {
             residuals.push(device.backend.allocate(device.stream, elements)?);
         }
         let mut position_indices = None;
@@ -355,13 +349,12 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
             positions.check(shape.positions)?;
             position_indices = Some(PositionIndices::plan(device, shape)?);
         }
-        let bodies: Vec<_> = self.bodies.iter().collect();
         Ok(Workspace {
             batch: Batch::plan(device, shape)?,
             position_indices,
             residuals,
-            saved: SavedBlocks::plan(&self.bodies, self.recompute, device, shape)?,
-            scratch: Body::plan_scratch(&bodies, device, shape)?,
+            saved: SavedBlocks::plan(&self.blocks, self.recompute, device, shape)?,
+            scratch: self.blocks.plan_shared(|block| block.plan_scratch(device, shape))?,
             head: self.head.plan(device, shape)?,
             grad: ResidualGradient::new(device, elements)?,
         })
@@ -409,8 +402,8 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         let BatchRows { targets, losses } = batch.rows(shape)?;
         parameters.enter(device, self.head_block, Direction::Backward)?;
         let [norm, table] = self.lease_head(parameters)?;
-        let layers = self.bodies.len();
-        let pass = HeadPass { norm, table, input: &residuals[layers], targets, shape };
+        let input = &residuals[self.blocks().len()];
+        let pass = HeadPass { norm, table, input, targets, shape };
         self.head.forward_backward(device, losses, grad, &pass, head, sink)?;
         sink.block_done(device, self.head_block)?;
         self.run_blocks_backward(device, workspace, parameters, shape, sink)?;

@@ -1,7 +1,7 @@
 //! Where parameters and their gradients live: tensors, segments, blocks and uses.
 //!
 //! All parameters of a model stand in one flat fp32 *arena*. A [`Segment`] is a contiguous range of it that
-//! is always reduced, leased and sharded together: one layer, or an embedding table. A [`Tensor`] is a named view
+//! is always reduced, leased and sharded together: one block, or an embedding table. A [`Tensor`] is a named view
 //! inside a segment. A *block* is one entry of the model's ordered list; it *uses* one or more segments,
 //! and each [`Use`] has a gradient slot of its own: a tied embedding has two. The gradients of all
 //! uses stand in a second arena, in block order.
@@ -99,7 +99,7 @@ impl Tensor {
 /// A contiguous range of the parameter arena that is reduced, leased and sharded together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// A name for reports, such as `layers.0`.
+    /// A name for reports, such as `blocks.0`.
     pub name: String,
     /// Elements of the parameter arena.
     pub range: Range<usize>,

@@ -4,9 +4,9 @@
 //!   [`Trainable`].
 //! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model gets them block by
 //!   block as a [`lease`] of a [`parameter_source`]; [`parameters`] are what of them is on a device.
-//! - [`language_model`] is what families share: an embedding, a list of [`block`]s, a [`head`], losses grain by
-//!   grain. A [`family`] is a file that lists [`layer_block`]s:
-//!   [`mamba`], [`mpt`], [`gpt_neo`], [`hybrid`].
+//! - [`language_model`] is what families share: an embedding, a list of [`block`](mod@block)s, a [`head`], losses grain by
+//!   grain. A kind of block is a folder, [`mamba`](mod@mamba) or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
+//!   blocks: [`mamba`](mod@mamba), [`mpt`], [`gpt_neo`], [`hybrid`]; a [`blueprint`] is a model of one before it is on a backend.
 //! - [`settings`] and [`preset`] say what the `[model]` table of a run means; [`optimizer`] and [`schedule`] are the
 //!   tables of the same names.
 //! - [`hugging_face`] reads and writes models as transformers does; [`generation`] and [`score`] use them.
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod blueprint;
 pub mod embedding;
 pub mod error;
 pub mod family;
@@ -25,12 +26,10 @@ pub mod hugging_face;
 pub mod hybrid;
 pub mod initialization;
 pub mod language_model;
-pub mod layer_block;
 pub mod layout;
 pub mod lease;
 pub mod linear;
 pub mod mamba;
-mod memory;
 pub mod mpt;
 pub mod norm;
 pub mod optimizer;
@@ -44,16 +43,17 @@ pub mod settings;
 pub mod trainable;
 pub mod transformer;
 
+pub use block::{AnyBlock, Block};
+pub use blueprint::Blueprint;
 pub use error::{ModelError, Result};
-pub use family::{Family, Model, ModelConfig, SpecialTokens};
+pub use family::{Family, ModelConfig, SpecialTokens};
 pub use gpt_neo::GptNeoConfig;
 pub use held::Held;
 pub use hybrid::HybridConfig;
 pub use language_model::{LanguageModel, Recompute};
-pub use layer_block::LayerBlock;
 pub use layout::{Decay, Layout, Passes, Reading, Segment, Tensor, Use};
 pub use lease::{Lease, PackedTensor, Packing};
-pub use mamba::{Mamba, MambaConfig};
+pub use mamba::MambaConfig;
 pub use mpt::MptConfig;
 pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
 pub use parameters::{JoinRoom, MasterPlace, Parameters};

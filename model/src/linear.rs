@@ -53,8 +53,11 @@ pub enum Products {
 }
 
 impl Products {
-    /// `out = input weight^T`
-    pub(crate) fn multiply<B: Backend>(
+    /// `out[m, n] = input[m, k] weight[n, k]^T`
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn multiply<B: Backend>(
         self,
         device: &mut Device<'_, B>,
         out: MatrixMut<'_, B, B::Activation>,
@@ -70,8 +73,11 @@ impl Products {
         }?)
     }
 
-    /// `out = out + input weight^T`
-    pub(crate) fn add<B: Backend>(
+    /// `out[m, n] = out + input[m, k] weight[n, k]^T`
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn add<B: Backend>(
         self,
         device: &mut Device<'_, B>,
         out: MatrixMut<'_, B, f32>,
@@ -89,8 +95,11 @@ impl Products {
 }
 
 impl Linear {
-    /// Adds the tensors of a map to the newest segment.
-    pub(crate) fn add(parameters: &mut ParameterList, linear: NewLinear) -> Self {
+    /// Adds the tensors of a map to the newest segment: a weight, normal around 0, and a bias of zeros.
+    ///
+    /// # Panics
+    /// When no segment is open.
+    pub fn add(parameters: &mut ParameterList, linear: NewLinear) -> Self {
         let NewLinear { name, inputs, outputs, bias, standard_deviation } = linear;
         let weight = parameters.tensor(NewTensor {
             name: format!("{name}.weight"),
@@ -118,16 +127,22 @@ impl Linear {
         parameters.weight(&self.weight, self.outputs, self.inputs)
     }
 
-    /// The bias, where there is one.
-    pub(crate) fn bias<'a, B: Backend>(
+    /// `bias[outputs]`, where there is one.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn bias<'a, B: Backend>(
         &self,
         parameters: Lease<'a, B>,
     ) -> Result<Option<Slice<'a, B, f32>>> {
         self.bias.as_ref().map(|place| parameters.vector(place)).transpose()
     }
 
-    /// `out = input weight^T`: the bias is left to whoever reads `out`.
-    pub(crate) fn product<B: Backend>(
+    /// `out[rows, outputs] = input[rows, inputs] weight^T`: the bias is left to what reads `out`.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn product<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         products: Products,
@@ -138,8 +153,11 @@ impl Linear {
         products.multiply(device, out, input, self.matrix(parameters)?)
     }
 
-    /// `out = input weight^T + bias`
-    pub(crate) fn forward<B: Backend>(
+    /// `out[rows, outputs] = input[rows, inputs] weight^T + bias`
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         products: Products,
@@ -159,8 +177,12 @@ impl Linear {
         Ok(())
     }
 
-    /// `out = residual + input weight^T + bias`
-    pub(crate) fn forward_onto<B: Backend>(
+    /// `out[rows, outputs] = residual[rows, outputs] + input[rows, inputs] weight^T + bias`: how the last map of a block ends in the residual
+    /// stream.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward_onto<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         out: MatrixMut<'_, B, f32>,
@@ -174,8 +196,11 @@ impl Linear {
         Ok(backend.matmul_onto(stream, out, residual, input, weight, bias)?)
     }
 
-    /// `residual = residual + input weight^T + bias`
-    pub(crate) fn forward_residual<B: Backend>(
+    /// `residual[rows, outputs] = residual + input[rows, inputs] weight^T + bias`, in place: the same for generation.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward_residual<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         products: Products,
@@ -190,8 +215,11 @@ impl Linear {
         Ok(())
     }
 
-    /// `grad_input = grad_out weight`, in place of what it holds or added to it.
-    pub(crate) fn backward_input<B: Backend>(
+    /// `grad_input[rows, inputs] = grad_out[rows, outputs] weight`, in place of what it holds or added to it.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward_input<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         grad_input: MatrixMut<'_, B, B::Activation>,
@@ -203,9 +231,13 @@ impl Linear {
         Ok(device.backend.matmul(device.stream, grad_input, grad_out, weight, output)?)
     }
 
-    /// Adds the gradients of weight and bias to `lane`, laid out as their segment, grain by grain. `bias_gradients` has room
-    /// for `[grains, outputs]` where there is a bias.
-    pub(crate) fn backward_parameters<B: Backend>(
+    /// Adds the gradients of weight and bias to `lane`, laid out as their segment, grain by grain: `grad_out^T input` of each, and the sums of the
+    /// columns of `grad_out`. `sides` are `grad_out[rows, outputs]` and `input[rows, inputs]`; `bias_gradients` has room for `[grains, outputs]`
+    /// where there is a bias.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward_parameters<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         lane: &mut SliceMut<'_, B, f32>,
@@ -221,8 +253,12 @@ impl Linear {
         self.add_bias_gradients(device, lane, bias_gradients, grains)
     }
 
-    /// Adds the gradient of the weight to `lane`, laid out as their segment, grain by grain.
-    pub(crate) fn backward_weight<B: Backend>(
+    /// Adds the gradient of the weight, `grad_out^T input`, to `lane`, laid out as their segment, grain by grain. The sides are
+    /// `grad_out[rows, outputs]` and `input[rows, inputs]`.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward_weight<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         lane: &mut SliceMut<'_, B, f32>,
@@ -236,7 +272,10 @@ impl Linear {
     }
 
     /// Where in `room` the gradients `[grains, outputs]` of the bias belong, if there is one.
-    pub(crate) fn bias_gradients<'a, B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn bias_gradients<'a, B: Backend>(
         &self,
         room: &'a mut B::Buffer<f32>,
         grains: GrainRows,
@@ -247,7 +286,10 @@ impl Linear {
     }
 
     /// Adds [`bias_gradients`](Self::bias_gradients), once they are formed, to `lane`.
-    pub(crate) fn add_bias_gradients<B: Backend>(
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn add_bias_gradients<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         lane: &mut SliceMut<'_, B, f32>,

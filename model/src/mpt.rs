@@ -1,25 +1,25 @@
 //! MPT (MosaicML, 2023) as a list of blocks, as LLM Foundry defines it.
 //!
 //! Initial values are Foundry's defaults too: every linear map and table normal with a standard deviation of
-//! `sqrt(2 / fan_in)` (He et al., 2015), those that end in the residual stream divided by `sqrt(2 layers)`.
+//! `sqrt(2 / fan_in)` (He et al., 2015), those that end in the residual stream divided by `sqrt(2 blocks)`.
 
 pub mod config;
 mod hugging_face;
 
 pub use config::{LogitScale, MptConfig, MptPositions};
+use tidemill_kernels::Backend;
 use tidemill_kernels::backend::Gelu;
 
 use crate::error::Result;
-use crate::family::{Family, Model, family_sizes, head_width};
-use crate::language_model::{NewPositions, Stem};
-use crate::layer_block::LayerBlock;
+use crate::family::{Family, family_sizes, head_width};
+use crate::language_model::{LanguageModel, NewPositions, Stem};
 use crate::linear::{Linear, NewLinear};
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, ParameterList};
 use crate::transformer::{Attention, QueryKeyNorms, TransformerBlock, alibi_slopes};
 
 impl Family for MptConfig {
-    fn build(&self) -> Result<Model> {
+    fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
         self.check()?;
         let width = self.d_model as f64;
         let learned = NewPositions { name: "transformer.wpe.weight", count: self.max_seq_len };
@@ -38,8 +38,8 @@ impl Family for MptConfig {
             },
         };
         let head_width = head_width(self.d_model, self.n_heads)?;
-        Ok(Model::assemble(stem, self.n_layers, self.to_json(), |parameters, layer| {
-            LayerBlock::Transformer(Box::new(add_block(parameters, self, head_width, layer)))
+        Ok(LanguageModel::assemble(stem, self.n_layers, self.to_json(), |parameters, index| {
+            Box::new(add_block(parameters, self, head_width, index))
         }))
     }
 
@@ -57,15 +57,15 @@ fn norm(name: String, config: &MptConfig) -> NewNorm {
     }
 }
 
-/// Adds block `layer` with its tensors.
+/// Adds block `index` with its tensors.
 fn add_block(
     parameters: &mut ParameterList,
     config: &MptConfig,
     head_width: usize,
-    layer: usize,
+    index: usize,
 ) -> TransformerBlock {
     let (d, f) = (config.d_model, config.expansion * config.d_model);
-    let name = |tensor: &str| format!("transformer.blocks.{layer}.{tensor}");
+    let name = |tensor: &str| format!("transformer.blocks.{index}.{tensor}");
     let map = |name, inputs: usize, outputs, residual: f64| NewLinear {
         name,
         inputs,

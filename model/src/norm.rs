@@ -83,8 +83,8 @@ pub struct NormPass<'a, B: Backend> {
 }
 
 impl Norm {
-    /// What it launches.
-    pub(crate) fn kernels(&self) -> KernelGroup {
+    /// What it launches: what [`Block::kernels`](crate::block::Block::kernels) of a block with such a norm names.
+    pub fn kernels(&self) -> KernelGroup {
         match self.kind {
             NormKind::RootMeanSquare => KernelGroup::RmsNorm,
             NormKind::Layer => KernelGroup::LayerNorm,
@@ -92,7 +92,10 @@ impl Norm {
     }
 
     /// Adds the tensors of a norm to the newest segment: ones and zeros.
-    pub(crate) fn add(parameters: &mut ParameterList, norm: NewNorm) -> Self {
+    ///
+    /// # Panics
+    /// When no segment is open.
+    pub fn add(parameters: &mut ParameterList, norm: NewNorm) -> Self {
         let NewNorm { name, kind, bias, width, eps } = norm;
         let mut tensor = |name: String, value| {
             let initializer = Initializer::Constant(value);
@@ -113,7 +116,10 @@ impl Norm {
     }
 
     /// Memory for up to `grains`.
-    pub(crate) fn plan<B: Backend>(
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn plan<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         grains: GrainRows,
@@ -139,8 +145,11 @@ impl Norm {
         Ok(shape(grains, self.width, self.eps)?)
     }
 
-    /// Writes `normed[rows, d]`.
-    pub(crate) fn forward<B: Backend>(
+    /// Writes `normed[rows, d]`, and leaves in the scratch what [`backward`](Self::backward) needs.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         normed: MatrixMut<'_, B, B::Activation>,
@@ -168,8 +177,11 @@ impl Norm {
     }
 
     /// Adds the gradient of the input to `grad`, whose rows are d wide, and those of the parameters to `lane`, laid out as their
-    /// segment. The scratch is as [`forward`](Self::forward) left it for the same input.
-    pub(crate) fn backward<B: Backend>(
+    /// segment, given `grad_normed[rows, d]`. The scratch is as [`forward`](Self::forward) left it for the same input.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         grad: &mut ResidualGradient<B>,

@@ -1,11 +1,23 @@
-//! What an optimizer does with a gradient: settings, and the numbers of one update.
+//! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! The update itself is a kernel ([`Backend::adamw`](tidemill_kernels::Backend::adamw)); this file only says
-//! which scalars it gets. They are computed in f64 and rounded once, so that every worker has the
-//! same bits.
+//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none, and [`Lion`] the other one. A user's
+//! own rule is given to the training graph as they are.
+
+mod adamw;
+mod lion;
+pub mod rule;
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_kernels::backend::AdamWStep;
+use tidemill_kernels::Backend;
+
+pub use self::adamw::AdamW;
+pub use self::lion::Lion;
+pub use self::rule::{
+    HostViews, MOST_STATES, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
+    check_states,
+};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Decay;
@@ -13,7 +25,7 @@ use crate::layout::Decay;
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// How weight decay scales with the learning rate.
+/// Which optimizer, and how its weight decay scales with the learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerName {
@@ -23,37 +35,61 @@ pub enum OptimizerName {
     /// `p *= 1 - (learning_rate_t / learning_rate) * weight_decay`: the decay is absolute and follows the
     /// schedule alone (Composer's `DecoupledAdamW`).
     DecoupledAdamw,
+    /// [`Lion`]: one state in place of two, and updates that have the size of the learning rate.
+    Lion,
 }
 
-/// The `[optimizer]` table.
+/// The `[optimizer]` table. What is not written depends on the name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "Written")]
 pub struct OptimizerSettings {
     /// Which optimizer.
     pub name: OptimizerName,
-    /// The base learning rate, which the schedule multiplies.
+    /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4.
     pub learning_rate: f64,
-    /// Decays of the first and the second moment.
+    /// Decays of the first and the second moment: 0.9 and 0.95. Of Lion how much of the average is in an update, and its decay: 0.9 and
+    /// 0.99.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Weight decay of every tensor of two or more dimensions but `A_log`.
+    /// Added to the root of the second moment: 1e-8. Lion has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f64>,
+    /// Weight decay of every tensor of two or more dimensions but `A_log`: 0.1, of Lion 1.0, whose learning rate it is multiplied by.
     pub weight_decay: f64,
-    /// The norm that the mean gradient is clipped to. Clipping cannot be left out, since a run whose gradient
+    /// The norm that the mean gradient is clipped to: 1. Clipping cannot be left out, since a run whose gradient
     /// explodes once is lost; a large number switches it off.
     pub clip_norm: f64,
 }
 
+/// The `[optimizer]` table as it is written.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Written {
+    name: OptimizerName,
+    learning_rate: Option<f64>,
+    betas: Option<[f64; 2]>,
+    eps: Option<f64>,
+    weight_decay: Option<f64>,
+    clip_norm: Option<f64>,
+}
+
+impl From<Written> for OptimizerSettings {
+    fn from(written: Written) -> Self {
+        let Written { name, learning_rate, betas, eps, weight_decay, clip_norm } = written;
+        let default = Self::of(name);
+        Self {
+            name,
+            learning_rate: learning_rate.unwrap_or(default.learning_rate),
+            betas: betas.unwrap_or(default.betas),
+            eps: eps.or(default.eps),
+            weight_decay: weight_decay.unwrap_or(default.weight_decay),
+            clip_norm: clip_norm.unwrap_or(default.clip_norm),
+        }
+    }
+}
+
 impl Default for OptimizerSettings {
     fn default() -> Self {
-        Self {
-            name: OptimizerName::default(),
-            learning_rate: 1e-3,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        }
+        Self::of(OptimizerName::default())
     }
 }
 
@@ -63,6 +99,29 @@ pub fn clip_coefficient(norm: f64, clip_norm: f64) -> f64 {
 }
 
 impl OptimizerSettings {
+    /// What an optimizer has where nothing else is written.
+    pub fn of(name: OptimizerName) -> Self {
+        let adamw = Self {
+            name,
+            learning_rate: 1e-3,
+            betas: [0.9, 0.95],
+            eps: Some(1e-8),
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        };
+        match name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => adamw,
+            // The paper's betas; its updates are larger, so that the rate is a tenth and decays as much as ever.
+            OptimizerName::Lion => Self {
+                learning_rate: 1e-4,
+                betas: [0.9, 0.99],
+                eps: None,
+                weight_decay: 1.0,
+                ..adamw
+            },
+        }
+    }
+
     /// Checks every value.
     ///
     /// # Errors
@@ -83,7 +142,16 @@ impl OptimizerSettings {
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
         finite("betas", self.betas[0], below_one, "two numbers of at least 0 and below 1")?;
         finite("betas", self.betas[1], below_one, "two numbers of at least 0 and below 1")?;
-        finite("eps", self.eps, above_zero, "a finite number above 0")?;
+        match (self.name, self.eps) {
+            (OptimizerName::Lion, None) => {}
+            (OptimizerName::Lion, Some(eps)) => {
+                return Err(ModelError::config("optimizer.eps", "none, as lion has no such", eps));
+            }
+            (_, eps) => {
+                let eps = eps.unwrap_or(f64::NAN);
+                finite("eps", eps, above_zero, "a finite number above 0")?;
+            }
+        }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
         finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")
     }
@@ -93,18 +161,13 @@ impl OptimizerSettings {
         clip_coefficient(norm, self.clip_norm)
     }
 
-    /// The scalars of update `step` (counted from 1) at `learning_rate` (the schedule's), for gradients
-    /// that are first multiplied by `clip_coefficient`.
-    pub fn adamw_step(
-        &self,
-        step: u64,
-        learning_rate: f64,
-        clip_coefficient: f64,
-        decay: Decay,
-    ) -> AdamWStep {
-        let decay_factor = match (decay, self.name) {
+    /// What parameters are multiplied by before an update at `learning_rate`, which is the schedule's.
+    pub fn decay_factor(&self, learning_rate: f64, decay: Decay) -> f64 {
+        match (decay, self.name) {
             (Decay::Exempt, _) => 1.0,
-            (Decay::Decayed, OptimizerName::Adamw) => 1.0 - learning_rate * self.weight_decay,
+            (Decay::Decayed, OptimizerName::Adamw | OptimizerName::Lion) => {
+                1.0 - learning_rate * self.weight_decay
+            }
             (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
                 let factor = match self.learning_rate {
                     0.0 => 1.0,
@@ -112,18 +175,24 @@ impl OptimizerSettings {
                 };
                 1.0 - factor * self.weight_decay
             }
-        };
-        let [beta1, beta2] = self.betas;
-        let bias_correction = |beta: f64| (1.0 - libm::pow(beta, step as f64)) as f32;
-        AdamWStep {
-            learning_rate: learning_rate as f32,
-            beta1: beta1 as f32,
-            beta2: beta2 as f32,
-            eps: self.eps as f32,
-            decay_factor: decay_factor as f32,
-            bias_correction1: bias_correction(beta1),
-            bias_correction2: bias_correction(beta2),
-            gradient_scale: clip_coefficient as f32,
+        }
+    }
+
+    /// The states of [`rule`](Self::rule).
+    pub fn states(&self) -> &'static [StateSpec] {
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => &adamw::STATES,
+            OptimizerName::Lion => &lion::STATES,
+        }
+    }
+
+    /// The update rule.
+    pub fn rule<B: Backend>(&self) -> Arc<dyn UpdateRule<B>> {
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => {
+                Arc::new(AdamW::new(self.clone()))
+            }
+            OptimizerName::Lion => Arc::new(Lion::new(self.clone())),
         }
     }
 }
@@ -136,26 +205,13 @@ mod tests {
     fn decay_follows_the_learning_rate_or_the_schedule_alone() {
         let adamw = OptimizerSettings::default();
         let decoupled = OptimizerSettings { name: OptimizerName::DecoupledAdamw, ..adamw.clone() };
-        let factor = |settings: &OptimizerSettings, decay| {
-            settings.adamw_step(3, 5e-4, 1.0, decay).decay_factor
-        };
-        assert_eq!(factor(&adamw, Decay::Decayed), (1.0 - 5e-4 * 0.1) as f32);
-        assert_eq!(factor(&decoupled, Decay::Decayed), (1.0 - 0.5 * 0.1) as f32);
+        let factor = |settings: &OptimizerSettings, decay| settings.decay_factor(5e-4, decay);
+        assert_eq!(factor(&adamw, Decay::Decayed), 1.0 - 5e-4 * 0.1);
+        assert_eq!(factor(&decoupled, Decay::Decayed), 1.0 - 0.5 * 0.1);
         assert_eq!(factor(&adamw, Decay::Exempt), 1.0);
         assert_eq!(factor(&decoupled, Decay::Exempt), 1.0);
         let without_rate = OptimizerSettings { learning_rate: 0.0, ..decoupled };
         assert_eq!(factor(&without_rate, Decay::Decayed), 0.9);
-    }
-
-    #[test]
-    fn bias_corrections_count_steps_from_one() {
-        let step =
-            |number| OptimizerSettings::default().adamw_step(number, 1.0, 0.5, Decay::Exempt);
-        assert_eq!(step(1).bias_correction1, 0.1);
-        assert_eq!(step(1).bias_correction2, 0.05);
-        assert_eq!(step(2).bias_correction1, 0.19);
-        assert_eq!(step(2).gradient_scale, 0.5);
-        assert_eq!(step(1_000_000).bias_correction2, 1.0);
     }
 
     #[test]
@@ -175,7 +231,7 @@ mod tests {
         };
         assert!(bad(|s| s.learning_rate = -1.0).starts_with("optimizer.learning_rate:"));
         assert!(bad(|s| s.betas[1] = 1.0).starts_with("optimizer.betas:"));
-        assert!(bad(|s| s.eps = 1e-60).starts_with("optimizer.eps:"));
+        assert!(bad(|s| s.eps = Some(1e-60)).starts_with("optimizer.eps:"));
         assert!(bad(|s| s.weight_decay = f64::NAN).starts_with("optimizer.weight_decay:"));
         assert!(bad(|s| s.clip_norm = 0.0).starts_with("optimizer.clip_norm:"));
         OptimizerSettings::default().check().expect("the defaults are allowed");
@@ -184,5 +240,23 @@ mod tests {
         assert_eq!(settings.name, OptimizerName::DecoupledAdamw);
         assert_eq!(settings.clip_norm, 1.0);
         assert!(serde_json::from_str::<OptimizerSettings>(r#"{"lr": 1}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_not_written_depends_on_the_name() {
+        let read = |json: &str| serde_json::from_str::<OptimizerSettings>(json).expect("read");
+        let lion = read(r#"{"name": "lion", "weight_decay": 0.3}"#);
+        let expected = OptimizerSettings { weight_decay: 0.3, ..OptimizerSettings::of(lion.name) };
+        assert_eq!(lion, expected);
+        assert_eq!((lion.betas, lion.eps, lion.learning_rate), ([0.9, 0.99], None, 1e-4));
+        lion.check().expect("allowed");
+        assert_eq!(lion.decay_factor(1e-4, Decay::Decayed), 1.0 - 1e-4 * 0.3);
+        // What is written down of a run is read again.
+        for settings in [lion, OptimizerSettings::default()] {
+            let written = serde_json::to_string(&settings).expect("written");
+            assert_eq!(read(&written), settings, "{written}");
+        }
+        let error = read(r#"{"name": "lion", "eps": 1e-8}"#).check().expect_err("lion has none");
+        assert!(error.to_string().starts_with("optimizer.eps: expected none"), "{error}");
     }
 }

@@ -248,7 +248,7 @@ mod tests {
         for block in 0..count {
             let segment = layout.segment(format!("part.{block}"));
             layout.tensor(format!("{block}.weight"), &[3], Decay::Exempt, 1);
-            layout.block(format!("layers.{block}"), &[segment]);
+            layout.block(format!("blocks.{block}"), &[segment]);
         }
         layout
     }
@@ -301,8 +301,8 @@ mod tests {
             |entries: &[_]| walk(&blocks(3), entries).expect_err("out of order").to_string();
         assert_eq!(
             refused(&[(0, FORWARD), (2, FORWARD)]),
-            "entering block 2 (layers.2) forward: expected all blocks in order, forward from the first and then backward \
-             from the last, found block 0 (layers.0) forward entered before it"
+            "entering block 2 (blocks.2) forward: expected all blocks in order, forward from the first and then backward \
+             from the last, found block 0 (blocks.0) forward entered before it"
         );
         assert_eq!(
             refused(&[(7, BACKWARD)]),
@@ -326,20 +326,20 @@ mod tests {
         assert_eq!(
             refused(source, 0),
             "leasing the parameters of use 0: expected a block to be entered first, found segment part.0 of block 0 \
-             (layers.0), read forward alone"
+             (blocks.0), read forward alone"
         );
         source.enter(device, 0, FORWARD).expect("the first");
         source.lease(0).expect("its own");
         assert_eq!(
             refused(source, 1),
-            "leasing the parameters of use 1: expected a use that is read in block 0 (layers.0) forward, entered last, found \
-             segment part.1 of block 1 (layers.1)"
+            "leasing the parameters of use 1: expected a use that is read in block 0 (blocks.0) forward, entered last, found \
+             segment part.1 of block 1 (blocks.1)"
         );
         source.enter(device, 1, FORWARD).expect("the second");
         source.lease(1).expect("its own");
         assert!(
             refused(source, 0)
-                .ends_with("found segment part.0 of block 0 (layers.0), read forward alone")
+                .ends_with("found segment part.0 of block 0 (blocks.0), read forward alone")
         );
         assert!(refused(source, 9).ends_with("found an index past the 3 uses of the layout"));
         source.enter(device, 2, BACKWARD).expect("the last");
@@ -347,8 +347,8 @@ mod tests {
         source.enter(device, 0, BACKWARD).expect("the first");
         assert_eq!(
             refused(source, 0),
-            "leasing the parameters of use 0: expected a use that is read in block 0 (layers.0) backward, entered last, \
-             found segment part.0 of block 0 (layers.0), read forward alone"
+            "leasing the parameters of use 0: expected a use that is read in block 0 (blocks.0) backward, entered last, \
+             found segment part.0 of block 0 (blocks.0), read forward alone"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Models that have a name.
 //!
 //! Sizes of the Mamba family are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
-//! layers count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's.
+//! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's.
 //! `mamba-10m` and `mpt-10m` are this project's own, for benchmarks.
 
 use crate::error::{ModelError, Result};
@@ -24,11 +24,11 @@ struct Preset {
 
 /// What tells the presets of a family apart.
 enum Sizes {
-    /// v, d and layers.
+    /// v, d and blocks.
     Mamba(usize, usize, usize),
-    /// d, layers and heads.
+    /// d, blocks and heads.
     Mpt(usize, usize, usize),
-    /// d, layers and heads.
+    /// d, blocks and heads.
     GptNeo(usize, usize, usize),
     /// This project's own.
     Mpt10m,
@@ -86,13 +86,13 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::Model;
+    use crate::blueprint::Blueprint;
 
     /// By hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
-    /// `v d + d + layers (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
-    /// checkpoints agree with their files: 129,135,360 and so on. For MPT with biases: `v d + 2048 d + 2 d + layers (12 d^2 +
+    /// `v d + d + blocks (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
+    /// checkpoints agree with their files: 129,135,360 and so on. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
     /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
-    /// layers (12 d^2 + 10 d)`, as transformers counts the published ones.
+    /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones.
     #[test]
     fn parameters_are_those_of_the_literature() {
         let expected = [
@@ -116,7 +116,7 @@ mod tests {
         ];
         assert!(preset_names().eq(expected.iter().map(|(name, _)| *name)));
         for (name, parameters) in expected {
-            let model = Model::new(&preset(name).expect(name)).expect(name);
+            let model = Blueprint::new(&preset(name).expect(name)).expect(name);
             assert_eq!(model.layout().parameters(), parameters, "{name}");
         }
     }

@@ -8,15 +8,14 @@ use tidemill_kernels::shape::CrossEntropyShape;
 use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::generation::{Incremental, Sequences, table_rows};
+use crate::generation::{Sequences, table_rows};
 use crate::language_model::LanguageModel;
-use crate::layer_block::LayerBlock;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
 /// Scores texts, several at once.
-pub struct Scorer<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
-    sequences: Sequences<'m, B, Body>,
+pub struct Scorer<'m, B: Backend> {
+    sequences: Sequences<'m, B>,
     /// Rows whose logits are formed at once.
     chunk_rows: usize,
     /// `logits[rows, v]` of one chunk of a piece.
@@ -27,14 +26,14 @@ pub struct Scorer<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
     losses: B::Buffer<f32>,
 }
 
-impl<'m, B: Backend, Body: Incremental<B>> Scorer<'m, B, Body> {
+impl<'m, B: Backend> Scorer<'m, B> {
     /// A scorer of up to `sequences` texts at once, each of up to `positions` tokens.
     ///
     /// # Errors
     /// No texts or tokens, or a device without room.
     pub fn new(
         device: &mut Device<'_, B>,
-        model: &'m LanguageModel<Body>,
+        model: &'m LanguageModel<B>,
         parameters: &'m Parameters<B>,
         sequences: usize,
         positions: usize,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ModelError, Result};
 use crate::family::{Family, ModelConfig, check_sizes, heads_like};
 use crate::gpt_neo::GptNeoConfig;
-use crate::hybrid::{HybridConfig, LayerPattern};
+use crate::hybrid::{BlockPattern, HybridConfig};
 use crate::language_model::Recompute;
 use crate::mamba::MambaConfig;
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
@@ -83,7 +83,7 @@ pub struct ModelSettings {
     pub window_size: Option<usize>,
     /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layer_pattern: Option<LayerPattern>,
+    pub layer_pattern: Option<BlockPattern>,
     /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,

@@ -6,6 +6,7 @@
 mod backward;
 pub mod block;
 pub(crate) mod forward;
+pub mod generation;
 pub mod query_key_value;
 pub mod slopes;
 

@@ -12,7 +12,7 @@ use bodies::leases::{WALK, strict_passes};
 use bodies::strict_source::Withheld;
 use tidemill_kernels::Cpu;
 use tidemill_kernels::cpu::InstructionSet;
-use tidemill_model::{Direction, MambaConfig, Model, Passes};
+use tidemill_model::{Direction, LanguageModel, MambaConfig, Passes};
 
 fn threads(count: usize) -> Arm<Cpu> {
     let count = NonZeroUsize::new(count).expect("threads");
@@ -56,7 +56,7 @@ fn blocks_are_entered_in_order() {
 #[test]
 fn what_a_layout_says_is_read_is_read() {
     let arm = &threads(1);
-    for (name, model) in tied_and_untied() {
+    for (name, model) in tied_and_untied::<Cpu>() {
         let layout = model.layout();
         let (expected, _) = strict_passes(arm, &model, Withheld::Nothing);
         let mut declared = Vec::new();
@@ -80,7 +80,7 @@ fn what_a_layout_says_is_read_is_read() {
 /// What a layout says of a tensor is what its uses say, all of them together.
 #[test]
 fn a_layout_says_of_a_tensor_what_its_uses_say() {
-    for (name, model) in tied_and_untied() {
+    for (name, model) in tied_and_untied::<Cpu>() {
         let layout = model.layout();
         for tensor in layout.tensors() {
             let uses = (0..layout.uses().len()).flat_map(|use_index| layout.reads(use_index));
@@ -113,7 +113,7 @@ fn threads_and_vector_width_change_no_bit() {
     let models = [("mamba", config.into(), 301)].into_iter();
     let models = models.chain(attention_models().into_iter().map(|(name, of)| (name, of, 157)));
     for (name, config, positions) in models {
-        let model = Model::new(&config).expect(name);
+        let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.1);
         let walk = Walk { samples: 4, positions, samples_per_grain: 3, grains_per_microbatch: 2 };
         let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());

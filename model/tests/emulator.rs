@@ -10,7 +10,7 @@ use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
 use tidemill_model::generation::{GenerationSettings, SamplingSettings, Sequences, generate};
-use tidemill_model::{Device, MicrobatchShape, Model, Trainable};
+use tidemill_model::{Device, LanguageModel, MicrobatchShape, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     let emulator = Emulator::new(EmulatorSettings { warp, seed }).expect("a width of warps");
@@ -41,7 +41,7 @@ every_body!(tests);
 fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
     let walk = Walk { samples: 3, positions: 23, samples_per_grain: 2, grains_per_microbatch: 1 };
     for (name, config) in models() {
-        let model = Model::new(&config).expect(name);
+        let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
         let run = |seed| {
@@ -61,7 +61,7 @@ fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
 fn planning_compiles_what_a_pass_launches() {
     let walk = Walk { samples: 2, positions: 5, samples_per_grain: 1, grains_per_microbatch: 2 };
     for (name, config) in models() {
-        let model = Model::new(&config).expect(name);
+        let model = LanguageModel::new(&config).expect(name);
         let planned = arm::<Bf16>(32, 1);
         let mut stream = planned.backend.device_stream().unwrap();
         let mut device = Device { backend: &planned.backend, stream: &mut stream };
@@ -88,7 +88,7 @@ fn loaded(arm: &Arm<Gpu<Emulator, Bf16>>) -> Vec<String> {
 #[test]
 fn planning_sequences_compiles_what_generation_launches() {
     for (name, config) in models() {
-        let model = Model::new(&config).expect(name);
+        let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let arm = arm::<Bf16>(32, 1);
         arm.with_parameters(&model, &arena, |device, parameters| {

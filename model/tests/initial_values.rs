@@ -3,7 +3,8 @@
 //! All models are 64 wide, have MLPs of 256 and 4 layers: expected numbers are written out, so that no formula is tested
 //! against itself.
 
-use tidemill_model::{Family, GptNeoConfig, HybridConfig, MambaConfig, Model, MptConfig};
+use tidemill_kernels::Cpu;
+use tidemill_model::{Family, GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, MptConfig};
 
 /// What the values of a tensor are.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +90,7 @@ impl Expected {
     }
 
     fn check(&self, config: &impl Family) {
-        let model = Model::new(config).expect("a small model");
+        let model = LanguageModel::<Cpu>::new(config).expect("a small model");
         let tensors = model.layout().tensors();
         let names: Vec<_> = self.0.iter().map(|(name, _)| name).collect();
         assert_eq!(tensors.iter().map(|tensor| &tensor.name).collect::<Vec<_>>(), names);

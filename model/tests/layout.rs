@@ -1,10 +1,11 @@
-//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other layers do not
+//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other blocks do not
 //! change; and the names and shapes of Mamba's tensors. Those of the other families are held against files of transformers
 //! in `bodies/transformers.rs`. No device is needed.
 
-use tidemill_model::{Decay, Mamba, MambaConfig};
+use tidemill_kernels::Cpu;
+use tidemill_model::{Decay, LanguageModel, MambaConfig};
 
-/// 13 tokens, 5 wide, 2 layers, 3 states, 3 taps, 15 channels, rank 2.
+/// 13 tokens, 5 wide, 2 blocks, 3 states, 3 taps, 15 channels, rank 2.
 fn odd_config() -> MambaConfig {
     MambaConfig { d_state: 3, d_conv: 3, expand: 3, dt_rank: 2, ..MambaConfig::new(13, 5, 2) }
 }
@@ -13,11 +14,11 @@ fn odd_config() -> MambaConfig {
 fn tensors_have_the_names_and_shapes_of_hugging_face_files() {
     let mut config = odd_config();
     config.tie_embeddings = false;
-    let model = Mamba::new(&config).expect("an odd model");
+    let model = LanguageModel::<Cpu>::new(&config).expect("an odd model");
     let layout = model.layout();
     let segments: Vec<_> = layout.segments().iter().map(|segment| &segment.name[..]).collect();
-    assert_eq!(segments, ["embedding", "layers.0", "layers.1", "norm_f", "lm_head"]);
-    assert_eq!(layout.blocks(), ["embedding", "layers.0", "layers.1", "head"]);
+    assert_eq!(segments, ["embedding", "blocks.0", "blocks.1", "norm_f", "lm_head"]);
+    assert_eq!(layout.blocks(), ["embedding", "blocks.0", "blocks.1", "head"]);
     let uses: Vec<_> = layout.uses().iter().map(|slot| (slot.block, slot.segment)).collect();
     assert_eq!(uses, [(0, 0), (1, 1), (2, 2), (3, 3), (3, 4)]);
     let mixer: [(&str, &[usize], Decay); 10] = [
@@ -53,16 +54,16 @@ fn tensors_have_the_names_and_shapes_of_hugging_face_files() {
 
 #[test]
 fn a_tied_head_uses_the_embedding_table_once_more() {
-    let model = Mamba::new(&odd_config()).expect("an odd model");
+    let model = LanguageModel::<Cpu>::new(&odd_config()).expect("an odd model");
     let uses: Vec<_> =
         model.layout().uses().iter().map(|slot| (slot.block, slot.segment)).collect();
     assert_eq!(uses, [(0, 0), (1, 1), (2, 2), (3, 3), (3, 0)]);
 }
 
 #[test]
-fn other_layers_do_not_change_the_initial_values_of_a_layer() {
-    let [short, long] = [1, 2].map(|layers| {
-        let model = Mamba::new(&MambaConfig::new(13, 8, layers)).expect("a model");
+fn other_blocks_do_not_change_the_initial_values_of_a_block() {
+    let [short, long] = [1, 2].map(|blocks| {
+        let model = LanguageModel::<Cpu>::new(&MambaConfig::new(13, 8, blocks)).expect("a model");
         let tensor = model.layout().tensors()[2].clone();
         assert_eq!(tensor.name, "backbone.layers.0.mixer.in_proj.weight");
         model.initialize(3)[tensor.range()].to_vec()

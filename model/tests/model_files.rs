@@ -9,13 +9,14 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
+use tidemill_kernels::Cpu;
 use tidemill_model::hugging_face::{
     CONFIG_FILE, FILE_BYTES, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
     save_in_files,
 };
 
 use tidemill_model::{
-    GptNeoConfig, Layout, Mamba, MambaConfig, Model, ModelConfig, MptConfig, SpecialTokens, Tensor,
+    GptNeoConfig, LanguageModel, Layout, MambaConfig, ModelConfig, MptConfig, SpecialTokens, Tensor,
 };
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
@@ -24,9 +25,9 @@ const NORM: &str = "backbone.norm_f.weight";
 /// Tensors of a file to be: name, type, shape, bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-fn model(tied: bool) -> (Mamba, Vec<f32>) {
+fn model(tied: bool) -> (LanguageModel<Cpu>, Vec<f32>) {
     let config = MambaConfig { tie_embeddings: tied, ..MambaConfig::new(11, 6, 1) };
-    let model = Mamba::new(&config).expect("sizes");
+    let model = LanguageModel::<Cpu>::new(&config).expect("sizes");
     let arena = model.initialize(3);
     (model, arena)
 }
@@ -60,7 +61,7 @@ fn folder(tied: bool, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
 
 /// The error of loading `folder`, its path cut off.
 fn refused(folder: &Path) -> String {
-    let error = load(folder).map(|_| ()).expect_err("refused").to_string();
+    let error = load::<Cpu>(folder).map(|_| ()).expect_err("refused").to_string();
     error.replace(&format!("{}/", folder.display()), "").replace(&folder.display().to_string(), ".")
 }
 
@@ -108,7 +109,7 @@ fn a_model_reads_back_to_the_bit() {
         arena[norm..norm + 3].copy_from_slice(&[-0.0, 1e-45, f32::MAX]);
         let folder = tempfile::tempdir().expect("a folder");
         save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
-        let (read, found) = load(folder.path()).expect("reads");
+        let (read, found) = load::<Cpu>(folder.path()).expect("reads");
         assert_eq!(read.config_json(), model.config_json());
         assert_eq!(bits(&found), bits(&arena));
         assert_eq!(model.layout().parameter_elements(), found.len());
@@ -118,7 +119,7 @@ fn a_model_reads_back_to_the_bit() {
             let other: Vec<f32> = arena.iter().map(|value| value * scale).collect();
             let (config, layout) = (model.config_json(), model.layout());
             save_in_files(folder.path(), config, layout, &other, file_bytes).expect("writes");
-            assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&other));
+            assert_eq!(bits(&load::<Cpu>(folder.path()).expect("reads").1), bits(&other));
             assert_eq!(folder.path().join(SINGLE_FILE).exists(), file_bytes == FILE_BYTES);
             assert_eq!(folder.path().join(INDEX_FILE).exists(), file_bytes != FILE_BYTES);
         }
@@ -163,12 +164,12 @@ fn other_spellings_and_types_are_read() {
         tensors.insert("lm_head.weight".to_owned(), embedding.clone());
         tensors.insert("backbone.embedding.weight".to_owned(), embedding);
     });
-    assert_eq!(bits(&load(renamed.path()).expect("reads").1), bits(&arena));
+    assert_eq!(bits(&load::<Cpu>(renamed.path()).expect("reads").1), bits(&arena));
     let original = json!({
         "d_model": 6, "n_layer": 1, "vocab_size": 11, "pad_vocab_size_multiple": 1, "ssm_cfg": {}
     });
     std::fs::write(renamed.path().join(CONFIG_FILE), original.to_string()).expect("writes");
-    assert_eq!(bits(&load(renamed.path()).expect("reads").1), bits(&arena));
+    assert_eq!(bits(&load::<Cpu>(renamed.path()).expect("reads").1), bits(&arena));
     // The upper halves of fp32 are bf16.
     let halves = folder(true, |tensors| {
         for (dtype, _, bytes) in tensors.values_mut() {
@@ -176,7 +177,7 @@ fn other_spellings_and_types_are_read() {
             *bytes = bytes.chunks_exact(4).flat_map(|value| [value[2], value[3]]).collect();
         }
     });
-    let found = load(halves.path()).expect("reads").1;
+    let found = load::<Cpu>(halves.path()).expect("reads").1;
     let cut: Vec<u32> = bits(&arena).iter().map(|bits| bits & 0xffff_0000).collect();
     assert_eq!(bits(&found), cut);
 }
@@ -249,7 +250,7 @@ fn shards_are_read_and_damaged_indexes_refused() {
         std::fs::write(at(INDEX_FILE), index.to_string()).expect("writes");
     };
     index(&map);
-    assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&arena));
+    assert_eq!(bits(&load::<Cpu>(folder.path()).expect("reads").1), bits(&arena));
 
     let with = |file: Value| {
         let mut changed = map.clone();
@@ -297,7 +298,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
         let mut flipped = whole.clone();
         flipped[byte] ^= 1 << (byte % 8);
         std::fs::write(&path, &flipped).expect("writes");
-        if let Err(error) = load(folder.path()) {
+        if let Err(error) = load::<Cpu>(folder.path()) {
             let error = error.to_string();
             assert!(error.contains(&folder.path().display().to_string()), "{error}");
             refusals += 1;
@@ -308,7 +309,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, Model, Vec<f32>); 3] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 3] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
@@ -337,7 +338,7 @@ fn written_by_tidemill() -> [(&'static str, Model, Vec<f32>); 3] {
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
     ];
     configs.map(|(name, config)| {
-        let model = Model::new(&config).expect("sizes");
+        let model = LanguageModel::<Cpu>::new(&config).expect("sizes");
         let arena = integer_weights(model.layout());
         (name, model, arena)
     })
@@ -391,7 +392,7 @@ fn transformers_opens_what_we_write() {
 /// Old files of GPT-Neo hold masks in types of their own, and copies of the tied table as the head.
 #[test]
 fn masks_and_copies_in_files_of_gpt_neo_are_passed_over() {
-    let model = Model::new(&GptNeoConfig::new(11, 6, 2, 2)).expect("sizes");
+    let model = LanguageModel::<Cpu>::new(&GptNeoConfig::new(11, 6, 2, 2)).expect("sizes");
     let arena = model.initialize(3);
     let folder = tempfile::tempdir().expect("a folder");
     save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
@@ -404,7 +405,7 @@ fn masks_and_copies_in_files_of_gpt_neo_are_passed_over() {
     let table = tensors["transformer.wte.weight"].clone();
     tensors.insert("lm_head.weight".to_owned(), table);
     write(&folder.path().join(SINGLE_FILE), &tensors);
-    assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&arena));
+    assert_eq!(bits(&load::<Cpu>(folder.path()).expect("reads").1), bits(&arena));
     tensors.get_mut("lm_head.weight").expect("just now").2[5] ^= 1;
     write(&folder.path().join(SINGLE_FILE), &tensors);
     let error = refused(folder.path());

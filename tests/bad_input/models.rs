@@ -125,7 +125,7 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
         "hybrid",
         "/layer_pattern",
         "\"mmmma\"",
-        "layer_pattern: expected an m and an a among the kinds of 4 layers, found only m",
+        "layer_pattern: expected an m and an a among the kinds of 4 blocks, found only m",
     ),
     (
         "hybrid",

@@ -365,10 +365,11 @@ impl<B: Backend> Nccl<B> {
         let all = out.share(backend, stream)?;
         self.local.post.updated(backend, stream, key, &all)?;
         let told = self.local.inbox.updates(key)?;
-        for (peer, (values, ready)) in self.local.ranks.clone().zip(&told) {
-            if peer == self.member.rank() {
-                continue;
-            }
+        // Each begins with the rank behind it, so that not all read the same at once.
+        let (first, ranks) = (self.local.ranks.start, told.len());
+        let own = self.member.rank() - first;
+        for index in (1..ranks).map(|further| (own + further) % ranks) {
+            let (peer, (values, ready)) = (first + index, &told[index]);
             backend.wait_for(stream, ready)?;
             for owner in self.across(peer).chain([peer]) {
                 let range = cut.of_rank(owner);

@@ -114,7 +114,8 @@ pub(super) fn read_sums<'a, B: Backend>(
 }
 
 /// Copies what the members of a group, of which rank `first` is the first, have updated of a bucket to its place in `out`; but
-/// for `rank`, which has its own there.
+/// for `rank`, which has its own there. Each begins with the member behind it: began all with the first, its link would carry
+/// what all receive, while the others' were idle.
 pub(super) fn copy_updates<B: Backend>(
     (backend, stream): (&B, &mut B::DeviceStream),
     told: &OfMembers<SharedValues<B>, B::Event>,
@@ -123,9 +124,10 @@ pub(super) fn copy_updates<B: Backend>(
     mut out: ValuesMut<'_, B>,
     traffic: &mut Traffic,
 ) -> Result<()> {
-    for (peer, (values, ready)) in (first..).zip(told) {
-        let range = cut.of_rank(peer);
-        if range.is_empty() || peer == rank {
+    let members = told.len();
+    for member in (1..members).map(|further| (rank - first + further) % members) {
+        let ((values, ready), range) = (&told[member], cut.of_rank(first + member));
+        if range.is_empty() {
             continue;
         }
         backend.wait_for(stream, ready)?;

@@ -12,6 +12,7 @@ use tidemill_model::Layout;
 use tidemill_model::hugging_face::{
     ArenaPlacement, FilePiece, FileSet, INDEX_FILE, PlannedFile, SINGLE_FILE, TensorFiles,
 };
+use tidemill_model::optimizer::StateSpec;
 
 use super::trainer_state::TrainerState;
 use crate::error::{JobError, Result};
@@ -20,15 +21,30 @@ use crate::error::{JobError, Result};
 pub(super) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// The index of the optimizer's files, where there are several.
 const OPTIMIZER_INDEX: &str = "optimizer.safetensors.index.json";
-/// Prefixes of the optimizer's tensors.
-const OPTIMIZER_PREFIXES: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 
-/// What the names of a part's tensors begin with.
-pub(super) fn prefix(part: StatePart) -> &'static str {
-    match part {
-        StatePart::Parameter => "",
-        StatePart::ExpAvg => OPTIMIZER_PREFIXES[0],
-        StatePart::ExpAvgSq => OPTIMIZER_PREFIXES[1],
+/// What the names of tensors begin with, by part: nothing for parameters, the name of the state for each of `states`.
+#[derive(Clone, Debug)]
+pub(super) struct Prefixes(Vec<String>);
+
+impl Prefixes {
+    pub(super) fn new(states: &[StateSpec]) -> Self {
+        let states = states.iter().map(StateSpec::prefix);
+        Self(std::iter::once(String::new()).chain(states).collect())
+    }
+
+    /// Every part.
+    pub(super) fn parts(&self) -> impl Iterator<Item = StatePart> + Clone + use<> {
+        StatePart::all(self.0.len() - 1)
+    }
+
+    /// What the names of a part's tensors begin with; none where there is no such state.
+    pub(super) fn of(&self, part: StatePart) -> Option<&str> {
+        self.0.get(part.index()).map(String::as_str)
+    }
+
+    /// Those of the states.
+    fn of_states(&self) -> Vec<&str> {
+        self.0[1..].iter().map(String::as_str).collect()
     }
 }
 
@@ -115,20 +131,21 @@ pub struct FilePlan {
     model: FileSet,
     optimizer: FileSet,
     /// By part, and by file of its set.
-    places: [Vec<ArenaPlacement>; StatePart::ALL.len()],
+    places: Vec<Vec<ArenaPlacement>>,
 }
 
 impl FilePlan {
-    /// The files of a model: one, and one of the optimizer's state, where it has `file_bytes` bytes at most, else several of as
+    /// The files of a model: one, and one of the optimizer's `states`, where it has `file_bytes` bytes at most, else several of as
     /// many: [`FILE_BYTES`](tidemill_model::hugging_face::FILE_BYTES).
-    pub fn new(layout: &Layout, file_bytes: u64) -> Self {
+    pub fn new(layout: &Layout, states: &[StateSpec], file_bytes: u64) -> Self {
+        let prefixes = Prefixes::new(states);
         let model = FileSet::new(layout, "model", &[""], file_bytes);
-        let optimizer = FileSet::new(layout, "optimizer", &OPTIMIZER_PREFIXES, file_bytes);
-        let places = StatePart::ALL.map(|part| {
+        let optimizer = FileSet::new(layout, "optimizer", &prefixes.of_states(), file_bytes);
+        let places = prefixes.parts().map(|part| {
             let set = if part == StatePart::Parameter { &model } else { &optimizer };
-            set.placements(layout, prefix(part))
+            set.placements(layout, prefixes.of(part).unwrap_or_default())
         });
-        Self { model, optimizer, places }
+        Self { places: places.collect(), model, optimizer }
     }
 
     /// How many files there are.
@@ -150,19 +167,20 @@ impl FilePlan {
     fn first_file(&self, part: StatePart) -> usize {
         match part {
             StatePart::Parameter => 0,
-            StatePart::ExpAvg | StatePart::ExpAvgSq => self.model.files().len(),
+            StatePart::State(_) => self.model.files().len(),
         }
     }
 
     /// The number of the file that each chunk is in, by part and by chunk. Chunks are of one segment, as files are of whole
     /// ones.
-    pub fn files_of(&self, chunks: &ChunkPlan) -> [Vec<usize>; StatePart::ALL.len()] {
-        StatePart::ALL.map(|part| {
+    pub fn files_of(&self, chunks: &ChunkPlan) -> Vec<Vec<usize>> {
+        let files_of = |part: StatePart| {
             let set = if part == StatePart::Parameter { &self.model } else { &self.optimizer };
             let file =
                 |planned: &PlannedChunk| self.first_file(part) + set.file_of(planned.range.start);
             chunks.chunks().iter().map(file).collect()
-        })
+        };
+        StatePart::all(self.places.len() - 1).map(files_of).collect()
     }
 
     /// The places of elements `range` of a part, each with the number of its file; padding has none.
@@ -171,7 +189,7 @@ impl FilePlan {
         part: StatePart,
         range: Range<usize>,
     ) -> impl Iterator<Item = (usize, FilePiece)> + '_ {
-        let files = self.places[part as usize].iter().enumerate();
+        let files = self.places.get(part.index()).into_iter().flatten().enumerate();
         let first = self.first_file(part);
         files.flat_map(move |(file, places)| {
             places.pieces(range.clone()).map(move |piece| (first + file, piece))

@@ -5,10 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_model::hugging_face::FILE_BYTES;
+use tidemill_model::optimizer::StateSpec;
 use tidemill_model::{Decay, Layout};
 
 use super::file_plan::FilePlan;
 use super::write::CheckpointFiles;
+
+/// Two states, as AdamW has them.
+pub const STATES: [StateSpec; 2] =
+    [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
 
 pub fn layout() -> Arc<Layout> {
     let mut layout = Layout::new();
@@ -39,7 +44,7 @@ pub const FILE_SIZES: [u64; 2] = [FILE_BYTES, 64];
 
 pub fn files_of(layout: &Arc<Layout>, file_bytes: u64) -> CheckpointFiles {
     CheckpointFiles {
-        plan: Arc::new(FilePlan::new(layout, file_bytes)),
+        plan: Arc::new(FilePlan::new(layout, &STATES, file_bytes)),
         config: serde_json::json!({"model_type": "test"}),
         tokenizer: Some(Arc::from(&b"{}"[..])),
         keep: 2,

@@ -82,7 +82,7 @@ mod tests {
     use tidemill_model::hugging_face::FILE_BYTES;
     use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 
-    use super::super::fixtures::{FILE_SIZES, arena, bytes, files, files_of, layout};
+    use super::super::fixtures::{FILE_SIZES, STATES, arena, bytes, files, files_of, layout};
     use super::super::local_copy::LocalCopy;
     use super::super::remote::RemoteCheckpoints;
     use super::super::state_files::{RestoredState, StateFiles};
@@ -101,7 +101,7 @@ mod tests {
         let layout = layout();
         let files = files_of(&layout, file_bytes);
         let mut writer = CheckpointWriter::begin(files, run, state(step)).unwrap();
-        for (index, part) in StatePart::ALL.into_iter().enumerate() {
+        for (index, part) in StatePart::all(2).enumerate() {
             let values = arena(&layout, index as f32);
             for start in (0..values.len()).step_by(chunk).collect::<Vec<_>>().into_iter().rev() {
                 let end = values.len().min(start + chunk);
@@ -121,13 +121,14 @@ mod tests {
             let checkpoint = Checkpoint::open(&a).unwrap();
             assert_eq!(checkpoint.state().tokens, 30);
             let (layout, abort) = (layout(), Abort::new());
-            let files = StateFiles::open(&a, &layout).unwrap();
+            let files = StateFiles::open(&a, &layout, &STATES).unwrap();
             let all = 0..layout.parameter_elements();
             let restored = files.read(&layout, std::slice::from_ref(&all), &abort);
             let expected = [0.0, 1.0, 2.0].map(|seed| arena(&layout, seed));
-            let [parameters, moments @ ..] = expected.clone();
-            assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, moments });
-            for (part, expected) in StatePart::ALL.into_iter().zip(expected) {
+            let [parameters, states @ ..] = expected.clone();
+            let states = states.to_vec();
+            assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, states });
+            for (part, expected) in StatePart::all(2).zip(expected) {
                 assert_eq!(files.values(&layout, part, 3..40).unwrap(), expected[3..40]);
             }
         }
@@ -190,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn of_the_moments_no_more_is_taken_than_is_owned() {
+    fn of_the_states_no_more_is_taken_than_is_owned() {
         let run = tempfile::tempdir().unwrap();
         let (layout, abort) = (layout(), Abort::new());
-        let files = StateFiles::open(&write(run.path(), 3, 64), &layout).unwrap();
+        let files = StateFiles::open(&write(run.path(), 3, 64), &layout, &STATES).unwrap();
         let owned = [2..9, 33..36];
         let verified = files.read(&layout, &owned, &abort).unwrap().unwrap();
         let only = |seed| {
@@ -206,8 +207,8 @@ mod tests {
                 .for_each(|it| *it.1 = 0.0);
             values
         };
-        let (parameters, moments) = (arena(&layout, 0.0), [only(1.0), only(2.0)]);
-        assert_eq!(verified, RestoredState { parameters, moments });
+        let (parameters, states) = (arena(&layout, 0.0), vec![only(1.0), only(2.0)]);
+        assert_eq!(verified, RestoredState { parameters, states });
         assert_eq!(files.read_owned(&layout, &owned, &abort).unwrap().unwrap(), verified);
         abort.abort(ClusterError::StoppedEarly);
         assert_eq!(files.read(&layout, &owned, &abort).unwrap(), None);
@@ -222,13 +223,13 @@ mod tests {
             let mut flipped = good.clone();
             *flipped.last_mut().unwrap() ^= 1;
             std::fs::write(path.join(&name), flipped).unwrap();
-            let read =
-                StateFiles::open(&path, &layout).and_then(|files| files.read(&layout, &[], &abort));
+            let opened = StateFiles::open(&path, &layout, &STATES);
+            let read = opened.and_then(|files| files.read(&layout, &[], &abort));
             let error = read.unwrap_err().to_string();
             assert!(error.contains(name.to_str().unwrap()), "{error}");
             std::fs::write(path.join(&name), good).unwrap();
         }
-        let whole = StateFiles::open(&path, &layout).unwrap();
+        let whole = StateFiles::open(&path, &layout, &STATES).unwrap();
         assert!(whole.read(&layout, &[], &abort).unwrap().is_some());
     }
 
@@ -282,7 +283,7 @@ mod tests {
         let values = arena(&layout, 0.0);
         writer.write(StatePart::Parameter, 4, &values[4..8]).unwrap();
         writer.write(StatePart::Parameter, 0, &values[..4]).unwrap();
-        writer.write(StatePart::ExpAvg, 0, &values[..4]).unwrap();
+        writer.write(StatePart::State(0), 0, &values[..4]).unwrap();
         for twice in [0..4, 3..5, 7..9, 0..9, 5..6] {
             let error = writer
                 .write(StatePart::Parameter, twice.start, &values[twice.clone()])

@@ -12,8 +12,9 @@ use std::slice;
 use tidemill_collective::StatePart;
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{StoredElements, TensorFiles};
+use tidemill_model::optimizer::StateSpec;
 
-use super::file_plan::{Tensors, prefix};
+use super::file_plan::{Prefixes, Tensors};
 use super::side_by_side::{Ended, MOST_THREADS, Watched, side_by_side};
 use super::trainer_state::{Checksum, TrainerState, checksum, checksum_file, compare};
 use crate::cluster::Abort;
@@ -28,6 +29,7 @@ pub struct StateFiles {
     state: TrainerState,
     model: TensorFiles,
     optimizer: TensorFiles,
+    prefixes: Prefixes,
 }
 
 /// The arenas of a checkpoint, laid out by a layout; padding is zero.
@@ -35,23 +37,25 @@ pub struct StateFiles {
 pub struct RestoredState {
     /// The fp32 masters.
     pub parameters: Vec<f32>,
-    /// The first and second moments where they were wanted; pages of others are never touched, so they cost no memory.
-    pub moments: [Vec<f32>; 2],
+    /// The states of the optimizer where they were wanted; pages of others are never touched, so they cost no memory.
+    pub states: Vec<Vec<f32>>,
 }
 
 impl StateFiles {
-    /// Opens the checkpoint in `path`, whose tensors are those of `layout`. Of what is in files of tensors nothing is believed
+    /// Opens the checkpoint in `path`, whose tensors are those of `layout`, and `states` of each. Of what is in files of tensors nothing is believed
     /// before it is read.
     ///
     /// # Errors
     /// A file that is missing, truncated or of another model; a small one that is changed.
-    pub fn open(path: &Path, layout: &Layout) -> Result<Self> {
+    pub fn open(path: &Path, layout: &Layout, states: &[StateSpec]) -> Result<Self> {
         let state = TrainerState::read(path)?;
         let (model, optimizer) =
             (Tensors::Model.open(path, &state)?, Tensors::Optimizer.open(path, &state)?);
-        for part in StatePart::ALL {
-            let files = if part == StatePart::Parameter { &model } else { &optimizer };
-            files.check(layout, prefix(part))?;
+        let prefixes = Prefixes::new(states);
+        let opened = Self { path: path.to_owned(), state, model, optimizer, prefixes };
+        let Self { state, model, optimizer, .. } = &opened;
+        for part in opened.prefixes.parts() {
+            opened.of(part).check(layout, opened.prefix(part)?)?;
         }
         for (name, expected) in &state.checksums {
             let file = path.join(name);
@@ -59,7 +63,7 @@ impl StateFiles {
                 compare(&file, expected, &checksum_file(&file)?)?;
             }
         }
-        Ok(Self { path: path.to_owned(), state, model, optimizer })
+        Ok(opened)
     }
 
     /// The folder.
@@ -77,7 +81,7 @@ impl StateFiles {
         checksum(&self.state.to_bytes())
     }
 
-    /// All parameters, and the moments in the ranges `owned`, which are in order. Every file is verified. None where the run is
+    /// All parameters, and the states in the ranges `owned`, which are in order. Every file is verified. None where the run is
     /// aborted meanwhile.
     ///
     /// # Errors
@@ -88,13 +92,15 @@ impl StateFiles {
         owned: &[Range<usize>],
         abort: &Abort,
     ) -> Result<Option<RestoredState>> {
-        let mut restored = RestoredState::zeros(layout);
-        let RestoredState { parameters, moments: [exp_avg, exp_avg_sq] } = &mut restored;
-        let tensors = places(layout, StatePart::Parameter, parameters);
+        let mut restored = self.zeros(layout);
+        let RestoredState { parameters, states } = &mut restored;
+        let tensors = places(layout, self.prefix(StatePart::Parameter)?, parameters);
         let all = 0..usize::MAX;
         let mut jobs = self.through(&self.model, tensors, slice::from_ref(&all))?;
-        let mut tensors = places(layout, StatePart::ExpAvg, exp_avg);
-        tensors.append(&mut places(layout, StatePart::ExpAvgSq, exp_avg_sq));
+        let mut tensors = BTreeMap::new();
+        for (part, state) in self.prefixes.parts().skip(1).zip(states) {
+            tensors.append(&mut places(layout, self.prefix(part)?, state));
+        }
         jobs.append(&mut self.through(&self.optimizer, tensors, owned)?);
         let done = side_by_side(jobs, &self.path, || abort.is_aborted(), Job::run)?;
         Ok(done.map(|_| restored))
@@ -110,10 +116,10 @@ impl StateFiles {
         owned: &[Range<usize>],
         abort: &Abort,
     ) -> Result<Option<RestoredState>> {
-        let mut restored = RestoredState::zeros(layout);
-        let RestoredState { parameters, moments: [exp_avg, exp_avg_sq] } = &mut restored;
+        let mut restored = self.zeros(layout);
+        let RestoredState { parameters, states } = &mut restored;
         let mut jobs = Vec::new();
-        for (part, out) in [(StatePart::ExpAvg, exp_avg), (StatePart::ExpAvgSq, exp_avg_sq)] {
+        for (part, out) in self.prefixes.parts().skip(1).zip(states) {
             jobs.push(Job::Ranges { files: self, layout, part, ranges: owned, start: 0, out });
         }
         let elements = parameters.len().div_ceil(MOST_THREADS).max(1);
@@ -138,15 +144,29 @@ impl StateFiles {
         range: Range<usize>,
     ) -> Result<Vec<f32>> {
         let mut values = vec![0.0; range.len()];
-        self.of(part).read_arena(layout, prefix(part), range.start, &mut values)?;
+        self.of(part).read_arena(layout, self.prefix(part)?, range.start, &mut values)?;
         Ok(values)
     }
 
     fn of(&self, part: StatePart) -> &TensorFiles {
         match part {
             StatePart::Parameter => &self.model,
-            StatePart::ExpAvg | StatePart::ExpAvgSq => &self.optimizer,
+            StatePart::State(_) => &self.optimizer,
         }
+    }
+
+    /// What the names of a part's tensors begin with.
+    fn prefix(&self, part: StatePart) -> Result<&str> {
+        self.prefixes.of(part).ok_or_else(|| {
+            let what = format!("expected a part of the optimizer that was named, found {part:?}");
+            JobError::checkpoint(&self.path, what)
+        })
+    }
+
+    fn zeros(&self, layout: &Layout) -> RestoredState {
+        let zeros = |_| vec![0.0; layout.parameter_elements()];
+        let states = self.prefixes.parts().skip(1).map(zeros).collect();
+        RestoredState { parameters: zeros(StatePart::Parameter), states }
     }
 
     /// Reads all of `files`: of `tensors` the elements in the ranges `wanted`.
@@ -177,23 +197,16 @@ impl StateFiles {
     }
 }
 
-impl RestoredState {
-    fn zeros(layout: &Layout) -> Self {
-        let zeros = || vec![0.0; layout.parameter_elements()];
-        Self { parameters: zeros(), moments: [zeros(), zeros()] }
-    }
-}
-
 /// Where a tensor goes: its elements in an arena, and the place of the first.
 struct Place<'a> {
     start: usize,
     values: &'a mut [f32],
 }
 
-/// The tensors of a part by the names that files have for them.
+/// The tensors of a part by the names that files have for them, which begin with `prefix`.
 fn places<'a>(
     layout: &Layout,
-    part: StatePart,
+    prefix: &str,
     mut arena: &'a mut [f32],
 ) -> BTreeMap<String, Place<'a>> {
     let mut places = BTreeMap::new();
@@ -204,7 +217,7 @@ fn places<'a>(
         let (values, rest) = rest.split_at_mut(range.len());
         (arena, at) = (rest, range.end);
         let place = Place { start: range.start, values };
-        places.insert(format!("{}{}", prefix(part), tensor.name), place);
+        places.insert(format!("{prefix}{}", tensor.name), place);
     }
     places
 }
@@ -239,11 +252,12 @@ impl Job<'_> {
         match self {
             Self::Through(job) => job.run(watched),
             Self::Ranges { files, layout, part, ranges, start, out } => {
+                let prefix = files.prefix(part)?;
                 for range in ranges {
                     for first in range.clone().step_by(PIECE_ELEMENTS) {
                         let end = range.end.min(first + PIECE_ELEMENTS);
                         let out = &mut out[first - start..end - start];
-                        files.of(part).read_arena(layout, prefix(part), first, out)?;
+                        files.of(part).read_arena(layout, prefix, first, out)?;
                         watched.moved()?;
                     }
                 }

@@ -23,7 +23,7 @@ pub(super) struct TensorWriter {
     /// By number; none where another process writes it.
     files: Vec<Option<OpenFile>>,
     /// By part: what was written, from where to where.
-    written: [BTreeMap<usize, usize>; StatePart::ALL.len()],
+    written: BTreeMap<StatePart, BTreeMap<usize, usize>>,
 }
 
 /// A file that is being filled.
@@ -45,7 +45,7 @@ impl TensorWriter {
         };
         let files = plan.files().enumerate().map(create).collect::<Result<_>>()?;
         let plan = Arc::clone(plan);
-        Ok(Self { plan, folder: folder.to_owned(), files, written: Default::default() })
+        Ok(Self { plan, folder: folder.to_owned(), files, written: BTreeMap::new() })
     }
 
     /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in any order.
@@ -55,7 +55,7 @@ impl TensorWriter {
     /// another process writes.
     pub(super) fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
         let end = start + values.len();
-        let written = &mut self.written[part as usize];
+        let written = self.written.entry(part).or_default();
         if let Some((&before, &until)) = written.range(..end).next_back()
             && until > start
         {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
-use tidemill_model::{Family, Model, ModelConfig};
+use tidemill_model::{Blueprint, Family, ModelConfig};
 use tidemill_streaming_data::data_set::index::{INDEX_FILE, Selection, Version, versions};
 use tidemill_streaming_data::order::survey::Survey;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
@@ -193,7 +193,7 @@ fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
 
 fn model_facts(folder: &Path) -> anyhow::Result<Value> {
     let config = ModelConfig::read(folder)?;
-    let model = Model::new(&config)?;
+    let model = Blueprint::new(&config)?;
     let layout = model.layout();
     Ok(json!({
         "kind": "model",

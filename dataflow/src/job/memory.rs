@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut};
 use tidemill_kernels::Backend;
-use tidemill_model::{Layout, Model, ModelError};
+use tidemill_model::optimizer::StateSpec;
+use tidemill_model::{Blueprint, Layout, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
@@ -24,8 +25,10 @@ const PLANNED_TENTHS: usize = 9;
 
 /// Plans the memory of a worker.
 pub(crate) struct PlanMemory<'a> {
-    pub model: &'a Model,
+    pub model: &'a Blueprint,
     pub batch: &'a BatchSettings,
+    /// Of the optimizer, for each parameter.
+    pub states: &'a [StateSpec],
     pub sharding: Sharding,
     /// t
     pub positions: usize,
@@ -50,7 +53,7 @@ impl WithBackend for PlanMemory<'_> {
             }
         };
         Ok(MicrobatchMemory {
-            sample_bytes: self.model.sample_bytes(backend, self.positions)?,
+            sample_bytes: self.model.build()?.sample_bytes(backend, self.positions)?,
             workspace_bytes,
         })
     }
@@ -64,8 +67,8 @@ impl PlanMemory<'_> {
     }
 
     /// About what a worker holds beside its workspace, where it has a memory of its own: parameters as products read them, and in bf16
-    /// what is read in fp32 once more, or two blocks of them and what it owns; of what it owns what rounding took away, moments
-    /// and, of several workers, sums; sums of lanes, and a chunk of logits.
+    /// what is read in fp32 once more, or two blocks of them and what it owns; of what it owns what rounding took away, states of
+    /// the optimizer and, of several workers, sums; sums of lanes, and a chunk of logits.
     fn state_bytes<B: Backend>(&self, backend: &B, workers: usize, sharding: Sharding) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
@@ -88,7 +91,7 @@ impl PlanMemory<'_> {
         };
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
         // A master is what products read and the rest of four bytes.
-        let state = FP32 - activation + 2 * FP32;
+        let state = FP32 - activation + self.states.len() * FP32;
         let owned = (state * parameters + sums * FP32 * gradients).div_ceil(workers);
         let accumulators = match sharding {
             Sharding::Gradients | Sharding::Parameters if !is_alone => {
@@ -149,7 +152,8 @@ impl PlanMemory<'_> {
     ) -> Result<Option<usize>> {
         let Some(free) = least_free(devices)? else { return Ok(None) };
         let backend = devices.first().as_ref();
-        let workspace = self.model.sample_bytes(backend, self.positions)?.saturating_mul(samples);
+        let sample = self.model.build()?.sample_bytes(backend, self.positions)?;
+        let workspace = sample.saturating_mul(samples);
         let most = self.batch.resolved_lanes();
         let fits = |&workers: &usize| {
             self.state_bytes(backend, workers, sharding).saturating_add(workspace)
@@ -243,16 +247,18 @@ mod tests {
     use tidemill_model::{ModelSettings, ResolvedModel};
 
     use super::*;
+    use tidemill_model::optimizer::{OptimizerName, OptimizerSettings};
+
     use crate::device::{Precision, WorkerDevice};
 
-    fn model() -> Model {
+    fn model() -> Blueprint {
         let settings = ModelSettings {
             preset: Some("mamba-10m".to_owned()),
             vocab_size: Some(97),
             ..ModelSettings::default()
         };
         let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
-        Model::new(&config).unwrap()
+        Blueprint::new(&config).unwrap()
     }
 
     /// A device with so many bytes of memory.
@@ -263,10 +269,11 @@ mod tests {
     }
 
     /// What one worker is planned.
-    fn planned<'a>(model: &'a Model, batch: &'a BatchSettings) -> PlanMemory<'a> {
+    fn planned<'a>(model: &'a Blueprint, batch: &'a BatchSettings) -> PlanMemory<'a> {
         PlanMemory {
             model,
             batch,
+            states: OptimizerSettings::default().states(),
             sharding: Sharding::Optimizer,
             positions: 33,
             workers: 1,
@@ -285,7 +292,7 @@ mod tests {
             plan.fitting_devices(&devices, 1, sharding).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
-        // On one: parameters, moments and, of eight lanes, four sums at once. On eight: of all but the parameters and one sum an
+        // On one: parameters, two states and, of eight lanes, four sums at once. On eight: of all but the parameters and one sum an
         // eighth, and an eighth of the sum of all.
         use Sharding::{Optimizer, Parameters};
         assert_eq!(fitting(state(4 + 8 + 16 + 12), Optimizer), Some(1));
@@ -300,6 +307,20 @@ mod tests {
         let [optimizer, gradients, parameters] = Sharding::ALL.map(least);
         assert!(parameters < gradients && gradients <= optimizer, "{:?}", Sharding::ALL.map(least));
         assert!(fitting(parameters, Parameters).is_some());
+    }
+
+    #[test]
+    fn each_state_of_the_optimizer_takes_four_bytes_a_parameter() {
+        let model = model();
+        let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
+        let workspace = |name| {
+            let states = OptimizerSettings::of(name).states();
+            let plan = PlanMemory { states, ..planned(&model, &batch) };
+            let devices = Devices::new(vec![device((0, &(10 << 30)))], Precision::Fp32).unwrap();
+            plan.run(devices).unwrap().workspace_bytes
+        };
+        let saved = workspace(OptimizerName::Lion) - workspace(OptimizerName::Adamw);
+        assert_eq!(saved, 4 * model.layout().parameter_elements());
     }
 
     #[test]

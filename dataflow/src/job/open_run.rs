@@ -36,7 +36,7 @@ impl OpenedRun {
         abort: &Abort,
     ) -> Result<Self> {
         let run = &shared.run;
-        let layout = run.model.layout();
+        let (layout, states) = (run.model.layout(), run.config.optimizer.states());
         let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
         let _in_store = run.keeps_state_in_store().then(|| progress::during(Phase::UsingStore));
         let latest = RunFolder::latest_step(dir, &settings)?;
@@ -79,7 +79,7 @@ impl OpenedRun {
                 (start, StateOrigin::Parameters(parameters))
             }
             Some(found) => {
-                let files = found.files.read(|path| StateFiles::open(path, layout))?;
+                let files = found.files.read(|path| StateFiles::open(path, layout, states))?;
                 let saved = files.state();
                 keep_horizon(run, saved, &mut now);
                 resume::check(saved, &now, &found.path)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tidemill_kernels::{DeviceKind, FloatEnvironment};
 use tidemill_model::hugging_face::FILE_BYTES;
-use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
+use tidemill_model::{Blueprint, Family, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::order::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
@@ -37,7 +37,7 @@ pub struct ResolvedRun {
     /// What is evaluated, and how many of its samples.
     pub evaluation: Option<(Mixture, u64)>,
     /// What is trained.
-    pub model: Arc<Model>,
+    pub model: Arc<Blueprint>,
     /// The folder or URL that the initial parameters come from; they are drawn where there is none.
     pub weights_from: Option<PathBuf>,
     /// The token that ends a document, where documents see nothing of each other.
@@ -73,13 +73,14 @@ impl ResolvedRun {
         let evaluation = open_evaluation(&config, &data)?;
         let (model_config, weights_from) = resolve_model(&config.model, &config.data, &data)?;
         let recompute = config.model.recompute.unwrap_or_default();
-        let model = Arc::new(Model::new(&model_config)?.with_recompute(recompute));
+        let model = Arc::new(Blueprint::new(&model_config)?.with_recompute(recompute));
         let memory = match config.batch.microbatch_grains {
             MicrobatchGrains::Grains(_) => MicrobatchMemory::default(),
             MicrobatchGrains::Auto => {
                 let plan = PlanMemory {
                     model: &model,
                     batch: &config.batch,
+                    states: config.optimizer.states(),
                     sharding: config.parallel.shard,
                     positions: data.seq_len(),
                     workers: workers.here,

@@ -1,14 +1,15 @@
 //! From the state that process 0 has to the state that every worker needs.
 //!
 //! The state crosses to each process once, and lies there once: the workers of a process share one arena of parameters, and
-//! one of each moment, of which only what they own is ever touched. A process that sees the checkpoint itself reads it there,
+//! one of each state of the optimizer, of which only what they own is ever touched. A process that sees the checkpoint itself reads it there,
 //! and nothing crosses to it; that the folder is the same, and not one that looks like it, is known by the token of the
-//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, the moments only of what they own.
+//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, states only of what they own.
 //! Process 0 verifies every file while it reads.
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,7 @@ use tidemill_collective::{
     by_destination,
 };
 use tidemill_model::Layout;
+use tidemill_model::optimizer::StateSpec;
 use tidemill_streaming_data::store::Location;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::{Operator, Probe};
@@ -40,7 +42,7 @@ const BATCHES_IN_FLIGHT: u64 = 4;
 
 /// Where worker 0 has the state from.
 pub enum StateOrigin {
-    /// Initial parameters; the moments are zero.
+    /// Initial parameters; the states are zero.
     Parameters(Vec<f32>),
     /// The files of a checkpoint.
     Checkpoint(Box<StoredState>),
@@ -84,7 +86,7 @@ struct Announcement {
     start: StartPoint,
     /// Which files hold the state, for a process that sees them.
     files: Option<Sight>,
-    moments: Moments,
+    stored: Stored,
 }
 
 /// How a process knows the files of a checkpoint.
@@ -95,10 +97,10 @@ struct Sight {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Moments {
-    /// All of them.
-    Zero,
-    Stored,
+enum Stored {
+    /// None: all states are zero.
+    Parameters,
+    States,
 }
 
 /// A process that needs the state from worker 0.
@@ -118,9 +120,9 @@ struct ProcessState(Mutex<Arriving>);
 struct Arriving {
     start: Option<StartPoint>,
     parameters: Arc<Vec<f32>>,
-    moments: Option<[Arc<Vec<f32>>; 2]>,
+    states: Option<Vec<Arc<Vec<f32>>>>,
     /// By part: which chunks came from worker 0.
-    arrived: [Vec<bool>; StatePart::ALL.len()],
+    arrived: BTreeMap<StatePart, Vec<bool>>,
     received_bytes: u64,
     /// Workers that have what they start from.
     taken: usize,
@@ -132,11 +134,11 @@ impl ProcessState {
     }
 
     /// All of it, read by this process.
-    fn put(&self, start: StartPoint, parameters: Vec<f32>, moments: Option<[Vec<f32>; 2]>) {
+    fn put(&self, start: StartPoint, parameters: Vec<f32>, states: Option<Vec<Vec<f32>>>) {
         let mut state = self.lock();
         state.start = Some(start);
         state.parameters = Arc::new(parameters);
-        state.moments = moments.map(|arenas| arenas.map(Arc::new));
+        state.states = states.map(|arenas| arenas.into_iter().map(Arc::new).collect());
     }
 
     /// What one of `workers` workers of this process starts from. Nothing is kept for longer than the last of them needs it.
@@ -147,7 +149,7 @@ impl ProcessState {
         let last = state.taken == workers;
         let received_bytes = state.received_bytes;
         let parameters = Arc::clone(&state.parameters);
-        let state_of_worker = InitialState { parameters, moments: state.moments.clone() };
+        let state_of_worker = InitialState { parameters, states: state.states.clone() };
         if last {
             *state = Arriving::default();
         }
@@ -162,15 +164,18 @@ struct Cut {
     owners: Vec<usize>,
     process: usize,
     elements: usize,
+    /// How many states the optimizer has.
+    states: usize,
 }
 
 impl Cut {
-    fn of(layout: &Layout, context: &WorkerContext<'_>) -> Self {
+    fn of(layout: &Layout, states: usize, context: &WorkerContext<'_>) -> Self {
         let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
         let threads = context.peers() / context.processes();
         let owners = buckets.chunk_owners(&chunks, context.peers());
         let owners = owners.into_iter().map(|worker| worker / threads).collect();
-        Self { chunks, owners, process: context.process(), elements: layout.parameter_elements() }
+        let (process, elements) = (context.process(), layout.parameter_elements());
+        Self { chunks, owners, process, elements, states }
     }
 
     /// The ranges of the arena that workers of this process own, in order.
@@ -188,15 +193,15 @@ impl Cut {
 
     /// Whether `process` needs a chunk of a part.
     fn needs(&self, process: usize, part: StatePart, chunk: usize) -> bool {
-        part == StatePart::Parameter || self.owners[chunk] == process
+        part == StatePart::Parameter || part.index() <= self.states && self.owners[chunk] == process
     }
 
     /// How many chunks this process needs.
-    fn needed(&self, moments: Moments) -> usize {
+    fn needed(&self, stored: Stored) -> usize {
         let owned = self.owners.iter().filter(|&&owner| owner == self.process).count();
-        match moments {
-            Moments::Zero => self.owners.len(),
-            Moments::Stored => self.owners.len() + 2 * owned,
+        match stored {
+            Stored::Parameters => self.owners.len(),
+            Stored::States => self.owners.len() + self.states * owned,
         }
     }
 
@@ -221,7 +226,7 @@ impl Cut {
             }
         };
         let mut state = state.lock();
-        let arrived = &mut state.arrived[part as usize];
+        let arrived = state.arrived.entry(part).or_default();
         arrived.resize(self.owners.len(), false);
         if std::mem::replace(&mut arrived[index], true) {
             let what = format!("{part:?} of chunk {index}");
@@ -236,9 +241,10 @@ impl Cut {
                 }
                 &mut state.parameters
             }
-            moment => {
-                let moments = state.moments.get_or_insert_with(|| [zeros(), zeros()]);
-                &mut moments[moment as usize - 1]
+            StatePart::State(index) => {
+                let all = || (0..self.states).map(|_| zeros()).collect();
+                let states = state.states.get_or_insert_with(all);
+                states.get_mut(usize::from(index)).ok_or(NO_STATE)?
             }
         };
         // Nothing else has it before the last has arrived.
@@ -248,7 +254,8 @@ impl Cut {
     }
 }
 
-/// Brings the state from worker 0, which alone gives an `origin`, to every worker. `run_dir` is this process's own, where it may
+/// Brings the state from worker 0, which alone gives an `origin`, to every worker: parameters of a layout, and states of them.
+/// `run_dir` is this process's own, where it may
 /// see what worker 0 reads.
 ///
 /// # Errors
@@ -256,10 +263,10 @@ impl Cut {
 pub fn distribute(
     context: &mut WorkerContext<'_>,
     origin: Option<(StartPoint, StateOrigin)>,
-    layout: &Layout,
+    (layout, states): (&Layout, &[StateSpec]),
     run_dir: &Path,
 ) -> std::result::Result<Restored, Failure> {
-    let cut = Arc::new(Cut::of(layout, context));
+    let cut = Arc::new(Cut::of(layout, states.len(), context));
     let state = context.of_process::<ProcessState>();
     let (worker, processes) = (context.index(), context.processes());
     let threads = context.peers() / processes;
@@ -300,8 +307,8 @@ pub fn distribute(
             let (token, fingerprint) = (stored.token.clone()?, stored.files.fingerprint());
             Some(Sight { token, fingerprint })
         });
-        let moments = stored.map_or(Moments::Zero, |_| Moments::Stored);
-        let announcement = Announcement { start: *start, files, moments };
+        let stored = stored.map_or(Stored::Parameters, |_| Stored::States);
+        let announcement = Announcement { start: *start, files, stored };
         for process in 1..processes {
             announcements.send((first_of(process) as u64, announcement.clone()));
         }
@@ -311,12 +318,13 @@ pub fn distribute(
     let mut seen = None;
     if worker == first_of(context.process()) && worker > 0 {
         context.step_while(|| announced.borrow().is_empty())?;
-        let Announcement { start, files, moments } =
-            announced.borrow_mut().pop().ok_or(NO_STATE)?;
-        seen = files.and_then(|sight| see(run_dir, &start, &sight, layout)).map(|it| (start, it));
+        let Announcement { start, files, stored } = announced.borrow_mut().pop().ok_or(NO_STATE)?;
+        seen = files
+            .and_then(|sight| see(run_dir, &start, &sight, (layout, states)))
+            .map(|it| (start, it));
         if seen.is_none() {
             state.lock().start = Some(start);
-            expected = Some(cut.needed(moments));
+            expected = Some(cut.needed(stored));
             answers.send((0, Needy { process: context.process() }));
         }
     }
@@ -326,14 +334,14 @@ pub fn distribute(
     if let Some((start, files)) = seen {
         progress::enter(Phase::Restoring, 0);
         let read = files.read_owned(layout, &owned, context.abort())?.ok_or(Aborted)?;
-        state.put(start, read.parameters, Some(read.moments));
+        state.put(start, read.parameters, Some(read.states));
     }
     if let Some((start, origin)) = origin {
         progress::enter(Phase::Restoring, 0);
         let source = origin.read(layout, &owned, context)?;
         let to: Vec<usize> = needy.take().iter().map(|needy| needy.process).collect();
         let mut sent = 0;
-        for part in StatePart::ALL {
+        for part in StatePart::all(states.len()) {
             for (index, planned) in cut.chunks.chunks().iter().enumerate() {
                 let needs = |process: &&usize| cut.needs(**process, part, index);
                 let mut to = to.iter().filter(needs).peekable();
@@ -366,14 +374,14 @@ pub fn distribute(
                 }
             }
         }
-        state.put(start, source.parameters, source.moments);
+        state.put(start, source.parameters, source.states);
     }
     values.close();
     progress::enter(Phase::WaitingForWorkers, 0);
     context.run_until_done()?;
     progress::enter(Phase::Starting, 0);
     if let Some(expected) = expected {
-        let arrived = state.lock().arrived.iter().flatten().filter(|&&arrived| arrived).count();
+        let arrived = state.lock().arrived.values().flatten().filter(|&&arrived| arrived).count();
         if arrived != expected {
             return Err(NO_STATE.into());
         }
@@ -390,12 +398,12 @@ impl StateOrigin {
         context: &WorkerContext<'_>,
     ) -> std::result::Result<Source, Failure> {
         match self {
-            Self::Parameters(parameters) => Ok(Source { parameters, moments: None, stored: None }),
+            Self::Parameters(parameters) => Ok(Source { parameters, states: None, stored: None }),
             Self::Checkpoint(stored) => {
                 let read = |_: &Path| stored.files.read(layout, owned, context.abort());
-                let RestoredState { parameters, moments } =
+                let RestoredState { parameters, states } =
                     stored.copy.read(read)?.ok_or(Aborted)?;
-                Ok(Source { parameters, moments: Some(moments), stored: Some(stored) })
+                Ok(Source { parameters, states: Some(states), stored: Some(stored) })
             }
         }
     }
@@ -404,7 +412,7 @@ impl StateOrigin {
 /// What process 0 starts from, and where to find what others do.
 struct Source {
     parameters: Vec<f32>,
-    moments: Option<[Vec<f32>; 2]>,
+    states: Option<Vec<Vec<f32>>>,
     stored: Option<Box<StoredState>>,
 }
 
@@ -425,13 +433,18 @@ impl Source {
 }
 
 /// The checkpoint that process 0 reads, where this process sees it in its own `run_dir`.
-fn see(run_dir: &Path, start: &StartPoint, sight: &Sight, layout: &Layout) -> Option<StateFiles> {
+fn see(
+    run_dir: &Path,
+    start: &StartPoint,
+    sight: &Sight,
+    (layout, states): (&Layout, &[StateSpec]),
+) -> Option<StateFiles> {
     let location = Location::of_path(run_dir).ok()?;
     let folder = location.local()?;
     if !RunFolder::is_held_under(folder, &sight.token) {
         return None;
     }
-    match StateFiles::open(&checkpoint_path(folder, start.step), layout) {
+    match StateFiles::open(&checkpoint_path(folder, start.step), layout, states) {
         Ok(files) => (files.fingerprint() == sight.fingerprint).then_some(files),
         Err(error) => {
             tracing::debug!("{error}, which process 0 sends");

@@ -38,9 +38,11 @@ fn flatten_value(prefix: &str, value: Value, into: &mut BTreeMap<String, Value>)
 /// runs that ignored them.
 ///
 /// # Errors
-/// The first key that may not change and did, with both values.
+/// The first key that may not change and did, with both values. A name comes before what follows from it.
 pub fn check(saved: &TrainerState, now: &TrainerState, checkpoint: &Path) -> Result<()> {
-    for key in saved.settings.keys().chain(now.settings.keys()) {
+    let keys = saved.settings.keys().chain(now.settings.keys());
+    let (names, others): (Vec<_>, Vec<_>) = keys.partition(|key| key.ends_with(".name"));
+    for key in names.into_iter().chain(others) {
         let absent = if key == DOCUMENTS_KEY { Value::from("ignore") } else { Value::Null };
         let before = saved.settings.get(key).unwrap_or(&absent);
         let after = now.settings.get(key).unwrap_or(&absent);

@@ -45,7 +45,8 @@ impl Shares {
             return StateWriters::default();
         }
         let writer = |file: usize| (self.processes[file % of] * self.workers_of_process) as u32;
-        StateWriters::new(plan.files_of(chunks).map(|of| of.into_iter().map(writer).collect()))
+        let files = plan.files_of(chunks).into_iter();
+        StateWriters::new(files.map(|of| of.into_iter().map(writer).collect()).collect())
     }
 }
 

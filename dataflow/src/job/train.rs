@@ -194,6 +194,7 @@ impl WithBackend for Train {
         let plan = PlanMemory {
             model: &run.model,
             batch: &run.config.batch,
+            states: run.config.optimizer.states(),
             sharding: run.batch.sharding(),
             positions: run.data.seq_len(),
             workers,
@@ -231,7 +232,9 @@ impl WithBackend for Train {
         let library = || devices.first().collective_library();
         let sharding = run.batch.sharding();
         let communicators = Communicators::new(&backends, &cluster, schedule, sharding, library)?;
-        let shared = Shared { run, devices, communicators, legs, evaluation_data, stop, observer };
+        let model = Arc::new(run.model.build()?);
+        let shared =
+            Shared { run, model, devices, communicators, legs, evaluation_data, stop, observer };
         let cluster = shared.stop.connect(cluster, abort)?;
         let summaries = cluster.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())

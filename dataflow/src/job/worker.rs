@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
 use tidemill_kernels::{Backend, FloatEnvironment};
+use tidemill_model::LanguageModel;
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
@@ -27,13 +28,14 @@ use crate::cluster::{Failure, WorkerContext};
 use crate::device::{Communicators, Devices};
 use crate::error::Result;
 use crate::operators::{
-    CheckpointCuts, Evaluation, EvaluationPlan, SampleName, SampleNames, StateSink, StepReport,
-    Training, TrainingPlan, UpdateRule,
+    CheckpointCuts, Evaluation, EvaluationPlan, SampleName, SampleNames, ScheduledRule, StateSink,
+    StepReport, Training, TrainingPlan,
 };
 
 /// What the workers of a process share.
 pub(super) struct Shared<B: Backend> {
     pub run: ResolvedRun,
+    pub model: Arc<LanguageModel<B>>,
     pub devices: Devices<B>,
     pub communicators: Communicators<B>,
     pub legs: Arc<Legs>,
@@ -131,7 +133,7 @@ pub(super) fn run_worker<B: Backend>(
     // Timely has started this thread.
     let _standard = FloatEnvironment::standard();
     let Shared { run, devices, .. } = shared;
-    let layout = run.model.layout();
+    let (layout, states) = (run.model.layout(), run.config.optimizer.states());
     let elsewhere = elsewhere::furthest(context, run, devices.workers().len())?;
     let opened = match context.index() {
         0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
@@ -143,7 +145,7 @@ pub(super) fn run_worker<B: Backend>(
         }
         None => (None, None),
     };
-    let restored = distribute(context, origin, layout, &run.config.run.dir)?;
+    let restored = distribute(context, origin, (layout, states), &run.config.run.dir)?;
     let Restored { start, state, received_bytes } = restored;
     tracing::debug!(received_bytes, "the state is here");
     let token = opened.as_ref().and_then(|(folder, _)| folder.token());
@@ -163,7 +165,7 @@ pub(super) fn run_worker<B: Backend>(
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
     }
-    let files = Arc::new(FilePlan::new(layout, run.file_bytes));
+    let files = Arc::new(FilePlan::new(layout, states, run.file_bytes));
     let shares = Shares::new(in_folder.processes, devices.workers().len(), &files);
     let writers = shares.writers(&files, &plan.chunks);
     let share = shares.of(context.process());
@@ -200,9 +202,9 @@ pub(super) fn run_worker<B: Backend>(
     let training = Training {
         plan,
         backend,
-        model: Arc::clone(&run.model),
+        model: Arc::clone(&shared.model),
         state,
-        rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
+        rule: ScheduledRule::new(&config.optimizer, config.schedule.clone(), start.horizon),
         connection,
         stop: Arc::clone(&shared.stop.asked),
         checkpoints: Some(checkpoints),

@@ -29,9 +29,10 @@ use super::companion::Companion;
 use super::error::GraphError;
 use super::keep_first;
 use super::optimize::StepReport;
+use super::owned::OptimizerThread;
 use super::plan::{CheckpointCuts, TrainingPlan};
 use crate::cluster::progress::Phase;
-use crate::cluster::{Abort, Actor, Failure};
+use crate::cluster::{Actor, Failure};
 
 /// A checkpoint is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,8 +64,8 @@ pub trait Checkpoint<'scope> {
         self,
         reports: StreamVec<'scope, u64, StepReport>,
         sink: Option<Box<dyn StateSink>>,
+        thread: &OptimizerThread,
         plan: &Arc<TrainingPlan>,
-        abort: &Abort,
     ) -> CheckpointStreams<'scope>;
 }
 
@@ -116,7 +117,7 @@ struct Cut {
     /// What arrived and was not handed to the writer.
     waiting: Vec<Chunk>,
     /// By part: which chunks of it were handed over.
-    arrived: [Vec<bool>; StatePart::ALL.len()],
+    arrived: BTreeMap<StatePart, Vec<bool>>,
     handed: usize,
     written: usize,
     /// On worker 0: what the other writers have written.
@@ -132,12 +133,13 @@ impl Cut {
         });
     }
 
-    /// Takes note of a chunk of the cut after step `step`, which `worker` writes; answers which part it is and where it stands in
+    /// Takes note of a chunk of the cut after step `step` of `states` states, which `worker` writes; answers which part it is and where it stands in
     /// the arena.
     fn admit(
         &mut self,
         plan: &TrainingPlan,
         (worker, writers): (usize, &StateWriters),
+        states: usize,
         step: u64,
         chunk: &Chunk,
     ) -> Result<(StatePart, usize), Failure> {
@@ -149,7 +151,9 @@ impl Cut {
         let (chunks, index, step) = (plan.chunks.chunks(), header.chunk as usize, step + 1);
         let (part, planned) = match (header.part, chunks.get(index)) {
             (Part::State(part), Some(planned))
-                if header.step == step && chunk.payload_bytes() == 4 * planned.range.len() =>
+                if header.step == step
+                    && part.index() <= states
+                    && chunk.payload_bytes() == 4 * planned.range.len() =>
             {
                 (part, planned)
             }
@@ -158,7 +162,7 @@ impl Cut {
                 return Err(GraphError::Chunk { step, expected, found: header }.into());
             }
         };
-        let arrived = &mut self.arrived[part as usize];
+        let arrived = self.arrived.entry(part).or_default();
         arrived.resize(chunks.len(), false);
         if std::mem::replace(&mut arrived[index], true) {
             let what = format!("{part:?} of chunk {index}");
@@ -172,6 +176,8 @@ impl Cut {
 struct State {
     plan: Arc<TrainingPlan>,
     worker: usize,
+    /// How many states the optimizer has.
+    states: usize,
     writers: StateWriters,
     /// On worker 0: the other writers.
     others: Vec<usize>,
@@ -187,12 +193,13 @@ impl State {
         writer: Companion<WriterJob, WriterReply>,
         plan: &Arc<TrainingPlan>,
         worker: usize,
+        states: usize,
         writers: StateWriters,
     ) -> Self {
         let others = if worker == 0 { writers.others().into_iter().collect() } else { Vec::new() };
-        let expected = writers.expected(worker, plan.chunks.chunks().len());
+        let expected = writers.expected(worker, states, plan.chunks.chunks().len());
         let (plan, cuts) = (Arc::clone(plan), BTreeMap::new());
-        Self { plan, worker, writers, others, expected, writer, cuts }
+        Self { plan, worker, states, writers, others, expected, writer, cuts }
     }
 
     /// Takes what another writer has told.
@@ -261,7 +268,7 @@ impl State {
         }
         for chunk in std::mem::take(&mut cut.waiting) {
             let here = (self.worker, &self.writers);
-            let (part, arena_start) = cut.admit(&self.plan, here, step, &chunk)?;
+            let (part, arena_start) = cut.admit(&self.plan, here, self.states, step, &chunk)?;
             self.writer.send(WriterJob::Write { part, arena_start, chunk });
         }
         let is_whole = cut.handed == self.expected && cut.finished.len() == self.others.len();
@@ -292,8 +299,8 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         self,
         reports: StreamVec<'scope, u64, StepReport>,
         sink: Option<Box<dyn StateSink>>,
+        thread: &OptimizerThread,
         plan: &Arc<TrainingPlan>,
-        abort: &Abort,
     ) -> CheckpointStreams<'scope> {
         let scope = self.scope();
         let (word_loop, all_words) = scope.feedback::<Vec<Told>>(1);
@@ -319,7 +326,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         }
         let worker = scope.index();
         let who = Actor::Worker(worker);
-        let abort = abort.clone();
+        let (abort, states) = (thread.abort().clone(), thread.states());
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = None;
         match sink {
@@ -327,7 +334,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
                 match Companion::start(&abort, name, phase, wake, body) {
-                    Ok(writer) => state = Some(State::new(writer, plan, worker, writers)),
+                    Ok(writer) => state = Some(State::new(writer, plan, worker, states, writers)),
                     Err(error) => abort.fail(who.clone(), error),
                 }
             }
@@ -419,10 +426,11 @@ mod tests {
         };
         let mut cut = Cut::default();
         let writers = StateWriters::default();
-        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), 4, chunk);
-        assert!(admit(&state(StatePart::ExpAvg, 0, 4)).is_err(), "of another step");
-        assert!(admit(&state(StatePart::ExpAvg, 2, 5)).is_err(), "no such chunk");
-        for part in StatePart::ALL {
+        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), 2, 4, chunk);
+        assert!(admit(&state(StatePart::State(0), 0, 4)).is_err(), "of another step");
+        assert!(admit(&state(StatePart::State(0), 2, 5)).is_err(), "no such chunk");
+        assert!(admit(&state(StatePart::State(2), 0, 5)).is_err(), "no such state");
+        for part in StatePart::all(2) {
             for chunk in [1, 0] {
                 admit(&state(part, chunk, 5)).unwrap();
                 let failure = admit(&state(part, chunk, 5)).unwrap_err();
@@ -432,15 +440,15 @@ mod tests {
             }
         }
         assert_eq!(cut.handed, 6);
-        // Of two workers the second writes the moments.
-        let writers = StateWriters::new([vec![0, 0], vec![2, 2], vec![2, 2]]);
+        // Of two workers the second writes the states.
+        let writers = StateWriters::new(vec![vec![0, 0], vec![2, 2], vec![2, 2]]);
         let routed = |worker, part| {
-            let admitted = Cut::default().admit(&plan, (worker, &writers), 4, &state(part, 1, 5));
-            admitted.is_ok()
+            let (mut cut, chunk) = (Cut::default(), state(part, 1, 5));
+            cut.admit(&plan, (worker, &writers), 2, 4, &chunk).is_ok()
         };
-        assert!(routed(0, StatePart::Parameter) && routed(2, StatePart::ExpAvgSq));
-        assert!(!routed(2, StatePart::Parameter) && !routed(0, StatePart::ExpAvgSq));
-        let expected = [0, 1, 2].map(|worker| writers.expected(worker, 2));
+        assert!(routed(0, StatePart::Parameter) && routed(2, StatePart::State(1)));
+        assert!(!routed(2, StatePart::Parameter) && !routed(0, StatePart::State(1)));
+        let expected = [0, 1, 2].map(|worker| writers.expected(worker, 2, 2));
         assert_eq!((expected, writers.others().into_iter().collect()), ([2, 0, 4], vec![2]));
     }
 }

@@ -128,6 +128,14 @@ pub enum GraphError {
         /// Elements that were given.
         found: usize,
     },
+    /// The initial state that was given to the graph is not that of its update rule.
+    #[error("the initial state has {found} states of the optimizer, expected {expected}")]
+    InitialStates {
+        /// States that the rule has.
+        expected: usize,
+        /// States that were given.
+        found: usize,
+    },
     /// A worker was given no end of the communicator, or not its own.
     #[error(
         "worker {worker} of {workers} was given the communicator's end of worker {rank} of {ranks}"
@@ -164,6 +172,7 @@ impl Classified for GraphError {
         match self {
             // Arguments of the caller, which will be the same again.
             Self::InitialState { .. }
+            | Self::InitialStates { .. }
             | Self::ForeignEnd { .. }
             | Self::ForeignLanes { .. }
             | Self::NoSink => ExitClass::FixInput,

@@ -19,7 +19,7 @@ use timely::dataflow::operators::{Capability, ConnectLoop, Feedback, InputCapabi
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
-pub use self::rule::{AdamW, LearningRate, UpdateRule};
+pub use self::rule::{LearningRate, ScheduledRule, UpdatePace};
 
 use self::schedule::OptimizerSchedule;
 use super::companion::Companion;
@@ -109,14 +109,14 @@ pub trait Optimize<'scope> {
     ///   all workers have, the last that became final first.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
     ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
-    /// - Memory: the optimizer thread holds masters, moments and mean gradients of what is owned.
+    /// - Memory: the optimizer thread holds masters, states and mean gradients of what is owned.
     /// - After a cut a bucket is updated again only once its state was taken.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.
     fn optimize(
         self,
         inputs: OptimizeInputs<'scope>,
-        rule: &UpdateRule,
+        pace: &UpdatePace,
         thread: &OptimizerThread,
         plan: &Arc<TrainingPlan>,
     ) -> OptimizeStreams<'scope>;
@@ -152,7 +152,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
     fn optimize(
         self,
         inputs: OptimizeInputs<'scope>,
-        rule: &UpdateRule,
+        pace: &UpdatePace,
         thread: &OptimizerThread,
         plan: &Arc<TrainingPlan>,
     ) -> OptimizeStreams<'scope> {
@@ -189,7 +189,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = thread.end(wake, StateJob::AnswerUpdates).map(|thread| State {
-            schedule: OptimizerSchedule::new(plan, rule.clone(), workers as usize),
+            schedule: OptimizerSchedule::new(plan, pace.clone(), workers as usize),
             thread,
             steps: BTreeMap::new(),
         });

@@ -1,4 +1,4 @@
-//! What a worker owns (masters, moments, sums of gradients), and the optimizer thread that keeps it.
+//! What a worker owns (masters, states of the optimizer, sums of gradients), and the optimizer thread that keeps it.
 //!
 //! Four operators have the thread do something and tell the next one by a [`Ticket`] when it is done, or enqueued on the
 //! device: [`reduce`](super::reduce), [`optimize`](super::optimize), [`gather`](super::gather) and
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use tidemill_collective::StatePart;
 use tidemill_kernels::Backend;
 use tidemill_model::Layout;
+use tidemill_model::optimizer::MOST_STATES;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::Capability;
@@ -32,19 +33,19 @@ use self::state::OwnedState;
 use super::companion::{Companion, Replies, SharedCompanion};
 use super::lending::Lender;
 use super::measure::CommunicationReport;
-use super::optimize::UpdateRule;
+use super::optimize::ScheduledRule;
 use super::plan::TrainingPlan;
 use super::ticket::{Ready, Ticket};
 use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor};
 
-/// Parameters and moments after `plan.first_step` updates.
+/// Parameters and states of the optimizer after `plan.first_step` updates.
 #[derive(Clone, Debug)]
 pub struct InitialState {
     /// The parameter arena.
     pub parameters: Arc<Vec<f32>>,
-    /// The first and the second moments, in the order of the arena; zeros where there are none.
-    pub moments: Option<[Arc<Vec<f32>>; 2]>,
+    /// The states of the update rule, in its order, each in the order of the arena; zeros where there are none.
+    pub states: Option<Vec<Arc<Vec<f32>>>>,
 }
 
 /// What an optimizer thread starts from.
@@ -53,12 +54,12 @@ pub struct Optimizer<'a, B: Backend> {
     pub backend: Arc<B>,
     /// The layout of the model.
     pub layout: &'a Layout,
-    /// Parameters and moments after `plan.first_step` updates.
+    /// Parameters and states of the optimizer after `plan.first_step` updates.
     pub state: InitialState,
     /// Lends the parameters to the device thread.
     pub lender: Lender<B>,
     /// The optimizer and its schedule.
-    pub rule: UpdateRule,
+    pub rule: ScheduledRule<B>,
 }
 
 /// What the optimizer thread is told.
@@ -131,6 +132,8 @@ pub struct OptimizerThread {
     thread: Option<SharedCompanion<StateJob>>,
     abort: Abort,
     staging: Staging,
+    /// How many states the update rule has.
+    states: usize,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     /// Rounds of a step's lanes.
@@ -146,7 +149,9 @@ impl OptimizerThread {
         scope: Scope<'_, u64>,
     ) -> Self {
         let (worker, workers) = (scope.index(), scope.peers());
-        let staging = Staging::of(plan);
+        // What rules may not have, the thread refuses.
+        let states = optimizer.rule.states().min(MOST_STATES);
+        let staging = Staging::of(plan, states);
         let owners = plan.buckets.owners(&plan.chunks, workers);
         let owned = owners.iter().map(|owners| owners.chunks(worker)).collect();
         let Optimizer { backend, layout, state, lender, rule } = optimizer;
@@ -159,7 +164,7 @@ impl OptimizerThread {
             OwnedState::serve(parts, plan, staging, (worker, workers), jobs)
         });
         let thread = thread.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
-        Self { thread, abort: abort.clone(), staging, owned, rounds }
+        Self { thread, abort: abort.clone(), staging, states, owned, rounds }
     }
 
     /// An operator's end; none where there is no thread.
@@ -177,6 +182,11 @@ impl OptimizerThread {
 
     pub(super) fn staging(&self) -> Staging {
         self.staging
+    }
+
+    /// How many states the update rule has.
+    pub(super) fn states(&self) -> usize {
+        self.states
     }
 
     /// Rounds of a step's lanes.

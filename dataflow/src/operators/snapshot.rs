@@ -57,6 +57,8 @@ pub trait Snapshot<'scope> {
 struct SnapshotSchedule {
     plan: Arc<TrainingPlan>,
     staging: Staging,
+    /// How many states the optimizer has.
+    states: usize,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     window: CreditWindow,
@@ -75,11 +77,17 @@ struct SnapshotSchedule {
 }
 
 impl SnapshotSchedule {
-    fn new(plan: &Arc<TrainingPlan>, staging: Staging, owned: &[Range<usize>]) -> Self {
+    fn new(
+        plan: &Arc<TrainingPlan>,
+        staging: Staging,
+        states: usize,
+        owned: &[Range<usize>],
+    ) -> Self {
         Self {
             window: CreditWindow::new(plan.window_bytes),
             plan: Arc::clone(plan),
             staging,
+            states,
             owned: owned.to_vec(),
             cuts: BTreeMap::new(),
             stage_due: None,
@@ -93,7 +101,7 @@ impl SnapshotSchedule {
 
     /// Chunk parts of a cut.
     fn parts(&self) -> usize {
-        StatePart::ALL.len() * self.owned.iter().map(Range::len).sum::<usize>()
+        (1 + self.states) * self.owned.iter().map(Range::len).sum::<usize>()
     }
 
     /// Takes a report; answers whether its step is cut.
@@ -108,7 +116,7 @@ impl SnapshotSchedule {
     fn snapshots_of(&mut self, buckets: Range<usize>, step: u64) {
         for bucket in buckets {
             for chunk in self.owned[bucket].clone() {
-                self.snapshots.extend(StatePart::ALL.map(|part| (chunk, part)));
+                self.snapshots.extend(StatePart::all(self.states).map(|part| (chunk, part)));
             }
             let after = self.handed_out + self.snapshots.len();
             let ticket = Ticket { step, bucket: bucket as u32 };
@@ -230,7 +238,8 @@ impl<'scope> Snapshot<'scope> for StreamVec<'scope, u64, Ticket> {
         let who = Actor::Worker(scope.index());
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
-        let schedule = SnapshotSchedule::new(plan, thread.staging(), thread.owned());
+        let schedule =
+            SnapshotSchedule::new(plan, thread.staging(), thread.states(), thread.owned());
         let end = thread.end(wake, StateJob::AnswerSnapshots);
         let mut state = end.map(|thread| State { schedule, thread, cuts: BTreeMap::new() });
         let root = Tree::new(plan.batch.lanes()).map(Tree::root);
@@ -322,7 +331,7 @@ mod tests {
         let mut plan = plan.with_cuts(&layout, CHUNK / 4, 1);
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(2).unwrap());
         plan.window_bytes = 3 * CHUNK;
-        SnapshotSchedule::new(&Arc::new(plan), staging, &[0..2, 3..3, 4..5])
+        SnapshotSchedule::new(&Arc::new(plan), staging, 2, &[0..2, 3..3, 4..5])
     }
 
     fn report(step: u64) -> StepReport {

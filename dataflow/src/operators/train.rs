@@ -19,7 +19,7 @@ use super::forward_backward::{
 };
 use super::gather::Gather;
 use super::measure::{CommunicationReport, Measure};
-use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, StepReport, UpdateRule};
+use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, ScheduledRule, StepReport};
 use super::owned::{InitialState, Optimizer, OptimizerThread};
 use super::plan::TrainingPlan;
 use super::reduce::Reduce;
@@ -106,10 +106,10 @@ pub struct Training<B: Backend, M> {
     pub backend: Arc<B>,
     /// What is trained.
     pub model: Arc<M>,
-    /// Parameters and moments after `plan.first_step` updates.
+    /// Parameters and states of the optimizer after `plan.first_step` updates.
     pub state: InitialState,
     /// The optimizer and its schedule.
-    pub rule: UpdateRule,
+    pub rule: ScheduledRule<B>,
     /// What connects this worker with the others; none where it is alone. See [`Communicators`](crate::device::Communicators).
     pub connection: Option<Connection<B>>,
     /// Set to make the step that runs the last one, on every worker.
@@ -209,6 +209,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             lender,
             rule: rule.clone(),
         };
+        let pace = rule.pace;
         let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
 
         let evaluation_plan = evaluation.as_ref().map(|evaluation| evaluation.plan);
@@ -223,7 +224,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             grains.forward_backward(inputs, compute, &plan, &abort);
         let inputs = OptimizeInputs { counted, losses, taken: begins.taken };
         let OptimizeStreams { updated, reports } =
-            ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
+            ready.reduce(&thread).optimize(inputs, &pace, &thread, &plan);
         let present = updated.clone().gather(&thread);
         let communication = present.clone().measure(&thread);
         if let Some(courier) = courier {
@@ -232,7 +233,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let SnapshotStreams { state, taken } =
             updated.snapshot(reports.clone(), begins.state_credits, &thread, &plan);
         let CheckpointStreams { done, state_credits } =
-            state.checkpoint(reports.clone(), checkpoints, &plan, &abort);
+            state.checkpoint(reports.clone(), checkpoints, &thread, &plan);
         let evaluations = match evaluation_plan {
             Some(evaluation) => evaluation_losses.clone().evaluate(evaluation, &plan, &abort),
             None => Vec::new().to_stream(scope),

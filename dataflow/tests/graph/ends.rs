@@ -76,7 +76,7 @@ impl StateSink for Memory {
     fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<(), Failure> {
         self.gate.iter().for_each(Gate::wait);
         let (_, parts) = self.open.as_mut().expect("a checkpoint was begun");
-        let out = &mut parts[part as usize][start..start + values.len()];
+        let out = &mut parts[part.index()][start..start + values.len()];
         assert!(out.iter().all(|value| value.is_nan()), "every element once");
         out.copy_from_slice(values);
         Ok(())

@@ -17,11 +17,12 @@ use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
-use tidemill::model::{Decay, Trainable};
+use tidemill::model::optimizer::{StateSpec, UpdateRule, UpdateScalars, UpdateViews};
+use tidemill::model::{Decay, Device, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
-    InitialState, SampleName, SampleNames, StateSink, StepReport, Training, TrainingPlan,
-    UpdateRule,
+    InitialState, SampleName, SampleNames, ScheduledRule, StateSink, StepReport, Training,
+    TrainingPlan, UpdatePace,
 };
 use tidemill::parallel::Sharding;
 use timely::container::CapacityContainerBuilder;
@@ -181,7 +182,7 @@ impl Default for Run {
     }
 }
 
-/// Bits of parameters, first and second moments.
+/// Bits of parameters and of the two states.
 pub type State = [Vec<u32>; 3];
 
 /// What a run gave: everything in bits.
@@ -193,12 +194,25 @@ pub struct Outcome {
     pub evaluations: BTreeMap<u64, (u64, u64)>,
 }
 
-/// AdamW as the model crate would have it.
-pub fn rule() -> UpdateRule {
-    UpdateRule {
-        clip_norm: Some(0.5),
-        learning_rate: Arc::new(|update| 0.02 / update as f64),
-        adamw: Arc::new(|update, gradient_scale, decay| AdamWStep {
+/// AdamW about as the model crate would have it.
+struct OwnAdamW;
+
+const STATES: [StateSpec; 2] =
+    [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
+
+impl<B: Backend> UpdateRule<B> for OwnAdamW {
+    fn states(&self) -> &[StateSpec] {
+        &STATES
+    }
+
+    fn update(
+        &self,
+        Device { backend, stream }: &mut Device<'_, B>,
+        views: UpdateViews<'_, B>,
+        UpdateScalars { update, gradient_scale, decay, .. }: UpdateScalars,
+    ) -> tidemill::model::Result<()> {
+        let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
+        let step = AdamWStep {
             learning_rate: 0.02 / update as f32,
             beta1: 0.9,
             beta2: 0.95,
@@ -207,8 +221,15 @@ pub fn rule() -> UpdateRule {
             bias_correction1: 1.0 - 0.9_f32.powi(update as i32),
             bias_correction2: 1.0 - 0.95_f32.powi(update as i32),
             gradient_scale,
-        }),
+        };
+        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
     }
+}
+
+pub fn rule<B: Backend>() -> ScheduledRule<B> {
+    let learning_rate = Arc::new(|update| 0.02 / update as f64);
+    let pace = UpdatePace { clip_norm: Some(0.5), learning_rate };
+    ScheduledRule { pace, rule: Arc::new(OwnAdamW) }
 }
 
 impl Run {
@@ -239,7 +260,7 @@ impl Run {
         plan
     }
 
-    /// What a worker begins with: of the moments what it owns, and nothing that could be mistaken for the rest.
+    /// What a worker begins with: of the states what it owns, and nothing that could be mistaken for the rest.
     fn state<B: Backend, M: Trainable<B>>(
         &self,
         model: &M,
@@ -261,9 +282,9 @@ impl Run {
         match &self.resume {
             Some((_, [parameters, first, second])) => InitialState {
                 parameters: Arc::new(floats(parameters)),
-                moments: Some([owned(first), owned(second)]),
+                states: Some(vec![owned(first), owned(second)]),
             },
-            None => InitialState { parameters: Arc::new(model.initialize(3)), moments: None },
+            None => InitialState { parameters: Arc::new(model.initialize(3)), states: None },
         }
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use tidemill::kernels::{Backend, Cpu, Element, MemoryPlace};
-use tidemill::model::{Mamba, MambaConfig};
+use tidemill::model::{LanguageModel, MambaConfig};
 use tidemill::parallel::Sharding;
 
 use super::harness::{Outcome, Run, Subject};
@@ -42,9 +42,9 @@ fn run() -> Run {
 }
 
 /// Two of the blocks use the same table, and chunks are cut inside tensors.
-pub fn mamba<B>(backend: Arc<B>) -> Subject<B, Mamba> {
+pub fn mamba<B: Backend>(backend: Arc<B>) -> Subject<B, LanguageModel<B>> {
     let config = MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, 1) };
-    let model = Arc::new(Mamba::new(&config).unwrap());
+    let model = Arc::new(LanguageModel::new(&config).unwrap());
     Subject { backend, others: Vec::new(), model, chunk_elements: 70 }
 }
 

@@ -250,6 +250,21 @@ pub struct GrowingCache<'a, B: Runtime> {
     pub slopes: Option<Slice<'a, B, f32>>,
 }
 
+/// One update of Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms").
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionStep {
+    /// Learning rate of this step.
+    pub learning_rate: f32,
+    /// How much of the average is in the update.
+    pub beta1: f32,
+    /// Decay of the average.
+    pub beta2: f32,
+    /// The factor that parameters are multiplied by before the update: `1 - learning_rate * weight_decay`.
+    pub decay_factor: f32,
+    /// The clipping coefficient that gradients are multiplied by first.
+    pub gradient_scale: f32,
+}
+
 /// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {

@@ -1,11 +1,11 @@
 //! Kernels over parameters, their gradients and moments.
 
 use super::checker::Checker;
-use crate::backend::{AdamWStep, Backend, TermValues, TreeTerm};
+use crate::backend::{AdamWStep, Backend, LionStep, TermValues, TreeTerm};
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run, remainder_elements};
 use crate::reference::gradient_sums;
-use crate::reference::optimizer::{AdamWState, adamw as defined};
+use crate::reference::optimizer::{AdamWState, LionState, adamw as defined, lion as defined_lion};
 use crate::view::{Slice, SliceMut};
 
 /// Elements: fewer than a block takes, and more.
@@ -80,6 +80,36 @@ pub(super) fn adamw<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         checker.compare("adamw, parameters", &parameters, &state.parameters)?;
         checker.compare("adamw, exp_avg", &average, &state.exp_avg)?;
         checker.compare("adamw, exp_avg_sq", &average_square, &state.exp_avg_sq)?;
+    }
+    Ok(())
+}
+
+/// Of masters; these are compared as what they are joined to.
+pub(super) fn lion<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    let step = LionStep {
+        learning_rate: 1e-2,
+        beta1: 0.9,
+        beta2: 0.99,
+        decay_factor: 0.999,
+        gradient_scale: 0.5,
+    };
+    for elements in SIZES {
+        let from = checker.numbers::<f32>(elements, [-1.0, 1.0])?;
+        let mut average = checker.numbers::<f32>(elements, [-0.1, 0.1])?;
+        let gradient = checker.numbers::<f32>(elements, [-1.0, 1.0])?;
+        let mut rounded = checker.room::<B::Activation>(elements)?;
+        let mut remainder = checker.write(&vec![0xdead_u16; remainder_elements::<B>(elements)])?;
+        let mut joined = checker.room::<f32>(elements)?;
+        let mut state = LionState { parameters: from.wide.clone(), exp_avg: average.wide.clone() };
+        defined_lion(&mut state, &gradient.wide, step);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let mut master = MasterMut::new(rounded.slice_mut(), SliceMut::all(&mut remainder))?;
+        backend.split_master(stream, master.reborrow(), from.slice())?;
+        backend.lion(stream, master, average.slice_mut(), gradient.slice(), step)?;
+        let master = Master::new(rounded.slice(), Slice::all(&remainder))?;
+        backend.join_master(stream, joined.slice_mut(), master, &Run::all(elements))?;
+        checker.compare("lion, parameters", &joined, &state.parameters)?;
+        checker.compare("lion, exp_avg", &average, &state.exp_avg)?;
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ use super::layer_norm::{
     LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
 };
 use super::likeliest::likeliest;
+use super::lion::lion;
+use super::master::{join_master, split_master};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
@@ -24,11 +26,11 @@ use super::tree_sum::tree_sum;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput,
-    Output, TreeTerm,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
+    NormInput, Output, TreeTerm,
 };
 use crate::error::Result;
-use crate::master::{Master, MasterMut, Run, check_runs};
+use crate::master::{Master, MasterMut, Run};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -463,29 +465,33 @@ impl Backend for Cpu {
         adamw("adamw_master", stream.threads(), self.dispatch, rounded, moments, gradient, step)
     }
 
+    fn lion(
+        &self,
+        stream: &mut DeviceStream,
+        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: LionStep,
+    ) -> Result<()> {
+        lion(stream.threads(), self.dispatch, rounded, exp_avg, gradient, step)
+    }
+
     fn split_master(
         &self,
         _: &mut DeviceStream,
-        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
+        out: MasterMut<'_, Self>,
         from: Slice<'_, Self, f32>,
     ) -> Result<()> {
-        let out = elements_mut(rounded);
-        out.copy_from_slice(exactly("split_master", "from", from, out.len())?);
-        Ok(())
+        split_master(out, from)
     }
 
     fn join_master(
         &self,
         _: &mut DeviceStream,
         out: SliceMut<'_, Self, f32>,
-        Master { rounded, remainder: _ }: Master<'_, Self>,
+        from: Master<'_, Self>,
         runs: &[Run],
     ) -> Result<()> {
-        check_runs(runs, rounded.elements, out.elements)?;
-        let (from, out) = (elements(rounded), elements_mut(out));
-        for Run { from: run, to } in runs {
-            out[*to..][..run.len()].copy_from_slice(&from[run.clone()]);
-        }
-        Ok(())
+        join_master(out, from, runs)
     }
 }

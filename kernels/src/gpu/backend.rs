@@ -6,8 +6,8 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput,
-    Output, TreeTerm,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
+    NormInput, Output, TreeTerm,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -378,6 +378,17 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         step: AdamWStep,
     ) -> Result<()> {
         self.launch_adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)
+    }
+
+    fn lion(
+        &self,
+        stream: &mut GpuStream<D>,
+        master: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: LionStep,
+    ) -> Result<()> {
+        self.launch_lion(stream, master, exp_avg, gradient, step)
     }
 
     fn split_master(

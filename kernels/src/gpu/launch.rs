@@ -14,6 +14,7 @@ mod embedding;
 mod gelu;
 pub(in crate::gpu) mod gradient_sums;
 mod likeliest;
+mod lion;
 pub(in crate::gpu) mod norm;
 mod optimizer;
 mod ordered_product;

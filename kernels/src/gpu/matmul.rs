@@ -144,9 +144,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
     }
 
-    /// [`product`](Self::product) of free rows, to which `bias[n]` is added: to bf16 by the matrix library where it can, which is given a
-    /// rounded bias, else by `add`. To fp32 the library is not asked: of what cuBLASLt 13.1 proposes for that, nothing passes the trial
-    /// of a bias that is added last.
+    /// [`product`](Self::product) of free rows, to which `bias[n]` is added: by the matrix library where it can, which is given a bias
+    /// that is rounded for bf16, else by `add`. (Where fp32 is added to in place, nothing that cuBLASLt 13.1 proposes passes the trial
+    /// of a bias that is added last.)
     pub(in crate::gpu) fn product_with_bias<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
@@ -159,16 +159,21 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly("matmul", "bias", &bias, out.columns)?;
         let Some(product) = matrix_product(&out, a, b, to, Rows::Free)? else { return Ok(()) };
         let (n, element) = (out.columns, kind::<T>());
-        if element == ElementKind::Bf16 {
-            let bytes = n * element.bytes();
-            let address = stream.scratch(&self.driver, ScratchSlot::First, bytes)?;
-            let with_bias = MatrixProduct { bias: Some(Bias { address, element }), ..product };
-            if self.driver.adds_bias(stream.queue_mut(), &with_bias)? {
+        let address = match element {
+            ElementKind::Bf16 => {
+                stream.scratch(&self.driver, ScratchSlot::First, n * element.bytes())?
+            }
+            ElementKind::F32 => bias.address(),
+        };
+        let with_bias = MatrixProduct { bias: Some(Bias { address, element }), ..product };
+        let is_aligned = address.0.is_multiple_of(ALIGNMENT_BYTES as u64);
+        if is_aligned && self.driver.adds_bias(stream.queue_mut(), &with_bias)? {
+            if element == ElementKind::Bf16 {
                 // SAFETY: the scratch memory has room for so many elements of the activation type, which is bf16.
                 unsafe { self.round(stream, "matmul", address, bias.address(), n) }?;
-                // SAFETY: as in `product`; the bias has n elements.
-                return unsafe { self.enqueue_product(stream, with_bias) };
             }
+            // SAFETY: as in `product`; the bias has n elements.
+            return unsafe { self.enqueue_product(stream, with_bias) };
         }
         // SAFETY: as in `product`.
         unsafe { self.enqueue_product(stream, product) }?;

@@ -153,7 +153,7 @@ pub static LAYER_NORM: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "0");
 pub static LAYER_NORM_OF_ACTIVATIONS: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "1");
 /// The likeliest token of each row of logits.
 pub static LIKELIEST: Source = source!("likeliest.cu");
-/// AdamW, and masters rounded, split and joined.
+/// AdamW and Lion, and masters rounded, split and joined.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
 /// Products with a stated order over k.
 pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");

@@ -1,6 +1,6 @@
-//! AdamW (Loshchilov and Hutter, 2019), in the order of PyTorch's `torch.optim.AdamW`.
+//! AdamW (Loshchilov and Hutter, 2019), in the order of PyTorch's `torch.optim.AdamW`, and Lion (Chen et al., 2023).
 
-use crate::backend::AdamWStep;
+use crate::backend::{AdamWStep, LionStep};
 
 /// What AdamW updates: the parameters and their moments.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,9 +34,58 @@ pub fn adamw(state: &mut AdamWState, gradient: &[f64], step: AdamWStep) {
     }
 }
 
+/// What Lion updates: the parameters and their average.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LionState {
+    /// The parameters.
+    pub parameters: Vec<f64>,
+    /// m, the average of gradients.
+    pub exp_avg: Vec<f64>,
+}
+
+/// One update (algorithm 2 of the paper): with `g = gradient * gradient_scale`, and 0 the sign of 0,
+///
+/// ```text
+/// p = p decay_factor - learning_rate sign(beta1 m + (1 - beta1) g)
+/// m = beta2 m + (1 - beta2) g
+/// ```
+pub fn lion(state: &mut LionState, gradient: &[f64], step: LionStep) {
+    let [beta1, beta2] = [step.beta1, step.beta2].map(f64::from);
+    for (i, gradient) in gradient.iter().enumerate() {
+        let g = gradient * f64::from(step.gradient_scale);
+        let m = &mut state.exp_avg[i];
+        let direction = beta1 * *m + (1.0 - beta1) * g;
+        let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+        *m = beta2 * *m + (1.0 - beta2) * g;
+        let decayed = state.parameters[i] * f64::from(step.decay_factor);
+        state.parameters[i] = decayed - f64::from(step.learning_rate) * sign;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the paper has it: `u = sign(b1 m + (1 - b1) g); p -= lr (u + wd p); m = b2 m + (1 - b2) g`, by hand.
+    #[test]
+    fn lion_goes_by_the_sign_of_what_the_average_will_not_be() {
+        let mut state =
+            LionState { parameters: vec![1.0, 1.0, -2.0, 4.0], exp_avg: vec![0.0, 1.0, 1.0, 0.0] };
+        let (learning_rate, weight_decay) = (0.125_f32, 0.5);
+        let step = LionStep {
+            learning_rate,
+            beta1: 0.5,
+            beta2: 0.75,
+            decay_factor: 1.0 - learning_rate * weight_decay,
+            gradient_scale: 2.0,
+        };
+        // The directions are 1, -0.5, 0.5 and 0.
+        lion(&mut state, &[1.0, -1.0, 0.0, 0.0], step);
+        let moved = |p: f64, u: f64| p - 0.125 * (u + 0.5 * p);
+        let expected = [moved(1.0, 1.0), moved(1.0, -1.0), moved(-2.0, 1.0), moved(4.0, 0.0)];
+        assert_eq!(state.parameters, expected);
+        assert_eq!(state.exp_avg, [0.5, 0.25, 0.75, 0.0]);
+    }
 
     /// On the first step the corrected moments are g and g^2, so the update is the learning rate
     /// against the gradient's sign.

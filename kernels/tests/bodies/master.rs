@@ -22,7 +22,7 @@ const SIZES: [usize; 9] = [1, 3, 7, 8, 9, 17, 1000, 2048, 10_001];
 const STARTS: [usize; 3] = [MARGINS[0], MARGINS[1], 4];
 
 /// A master on the device, between poison.
-struct PlacedMaster<B: Backend<Activation: Number>> {
+pub struct PlacedMaster<B: Backend<Activation: Number>> {
     rounded: Placed<B, B::Activation>,
     remainder: Placed<B, u16>,
 }
@@ -36,7 +36,7 @@ impl<B: Backend<Activation: Number>> PlacedMaster<B> {
         }
     }
 
-    fn split(device: &mut Device<'_, B>, values: &[f32]) -> Self {
+    pub fn split(device: &mut Device<'_, B>, values: &[f32]) -> Self {
         let mut placed = Self::poisoned(device, values.len());
         let from = Placed::new(device, Layout::range(values.len()), values);
         let (backend, stream) = (device.backend, &mut device.stream);
@@ -48,16 +48,16 @@ impl<B: Backend<Activation: Number>> PlacedMaster<B> {
         Master::new(self.rounded.slice(), self.remainder.slice()).unwrap()
     }
 
-    fn master_mut(&mut self) -> MasterMut<'_, B> {
+    pub fn master_mut(&mut self) -> MasterMut<'_, B> {
         MasterMut::new(self.rounded.slice_mut(), self.remainder.slice_mut()).unwrap()
     }
 
     /// What products read, and the remainder, as numbers.
-    fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 2] {
+    pub fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 2] {
         [self.rounded.read(device), self.remainder.read(device)]
     }
 
-    fn joined(&self, device: &mut Device<'_, B>) -> Vec<f32> {
+    pub fn joined(&self, device: &mut Device<'_, B>) -> Vec<f32> {
         let mut out = Placed::poisoned(device, Layout::range(self.master().elements()));
         let (backend, stream) = (device.backend, &mut device.stream);
         let runs = Run::all(self.master().elements());

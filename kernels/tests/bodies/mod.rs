@@ -26,6 +26,7 @@ pub mod graphs;
 pub mod inputs;
 pub mod layer_norm;
 pub mod likeliest;
+pub mod lion;
 pub mod master;
 pub mod matmul;
 pub mod memory;
@@ -95,6 +96,7 @@ macro_rules! every_body {
                 draw_leaves_what_is_in_doubt: bodies::draw::leaves_what_is_in_doubt;
                 adamw_agrees: bodies::adamw::agrees;
                 adamw_of_masters_agrees: bodies::master::adamw_agrees;
+                lion_agrees: bodies::lion::agrees;
                 masters_are_split_as_defined: bodies::master::splitting_agrees;
                 masters_are_joined_as_defined: bodies::master::joining_agrees;
             }
@@ -116,6 +118,8 @@ macro_rules! every_body {
                 graphs_answer_the_faults_of_their_kernels: bodies::graphs::answer_the_faults_of_their_kernels;
                 adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
                 adamw_of_masters_shows_failures_to_products: bodies::master::failures_reach_the_copy;
+                lion_shows_failures_to_products: bodies::lion::failures_reach_the_copy;
+                lion_refuses_shapes: bodies::lion::refuses_shapes;
                 parts_of_masters_name_their_elements: bodies::master::parts_name_their_elements;
                 runs_of_masters_are_joined_in_place: bodies::master::runs_are_joined_in_place;
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;

@@ -262,8 +262,9 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
 ) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    for ((seed, width), kind) in [(1, 3), (2, 40), (3, 768)].into_iter().zip(kinds) {
-        let rows = 11;
+    // Of those wider than 512 a block has a row, and kernels that hold one pack a thread, and two.
+    let sizes = [(11, 3), (11, 40), (11, 768), (6, 1028), (6, 516)];
+    for ((seed, (rows, width)), kind) in (1..).zip(sizes).zip(kinds.into_iter().cycle()) {
         let grains = GrainRows::new(rows, 4).unwrap();
         let shape = kind.norm.shape(grains, width);
         let label = format!("{kind:?} {shape:?} seed {seed}");

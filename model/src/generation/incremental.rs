@@ -94,14 +94,14 @@ pub struct PiecePass<'a, B: Backend> {
 ///
 /// What it makes of a token must depend, to the bit, on the sequence's tokens up to it and their [`Products`] alone: neither on the other
 /// sequences nor on how the sequence was cut into pieces.
-pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
+pub trait Incremental<B: Backend>: Send + Sync + 'static {
     /// What one block remembers of the sequences of a batch.
-    type State: Send;
-    /// Memory that blocks use one after the other.
-    type Workspace: Send;
+    type State: Send + 'static;
+    /// Memory that [alike](crate::block::Block::is_alike) blocks use one after the other.
+    type Workspace: Send + 'static;
 
     /// What the block launches, besides matrix products: compiled side by side before.
-    fn kernels(&self) -> Vec<KernelGroup> {
+    fn generation_kernels(&self) -> Vec<KernelGroup> {
         Vec::new()
     }
 
@@ -111,15 +111,11 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
     /// A device without room.
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::State>;
 
-    /// Memory that `blocks` use one after the other.
+    /// Memory that alike blocks use one after the other.
     ///
     /// # Errors
     /// A device without room.
-    fn plan_workspace(
-        blocks: &[&Self],
-        device: &mut Device<'_, B>,
-        room: Room,
-    ) -> Result<Self::Workspace>;
+    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::Workspace>;
 
     /// Bytes of what [`plan_state`](Self::plan_state) takes for sequences of a room.
     fn state_bytes(&self, room: Room) -> usize;
@@ -139,7 +135,6 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
         device: &mut Device<'_, B>,
         state: &mut Self::State,
         kept: &[usize],
-        room: Room,
     ) -> Result<()>;
 
     /// Copies what `from` remembers of its first sequence, which has `positions` positions, to sequence `place`.
@@ -172,8 +167,12 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 }
 
-/// Copies the first `count` elements of `from` to row `place` of `rows[b, elements]`.
-pub(crate) fn adopt_row<B: Backend, T: Element>(
+/// Copies the first `count` elements of `from` to row `place` of `rows[b, elements]`: what [`adopt`](Incremental::adopt) does with a state of
+/// one row for each sequence.
+///
+/// # Errors
+/// Rows that there are not, or a device that fails.
+pub fn adopt_row<B: Backend, T: Element>(
     device: &mut Device<'_, B>,
     (rows, elements): (&mut B::Buffer<T>, usize),
     place: usize,
@@ -186,8 +185,12 @@ pub(crate) fn adopt_row<B: Backend, T: Element>(
     Ok(device.backend.copy(device.stream, to, Slice::new(from, 0, count)?)?)
 }
 
-/// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front.
-pub(crate) fn keep_rows<B: Backend, T: Element>(
+/// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front: what [`keep`](Incremental::keep) does with a state of one row for
+/// each sequence.
+///
+/// # Errors
+/// Rows that there are not, or a device that fails.
+pub fn keep_rows<B: Backend, T: Element>(
     device: &mut Device<'_, B>,
     rows: &mut B::Buffer<T>,
     elements: usize,

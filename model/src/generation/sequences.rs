@@ -15,27 +15,28 @@ use tidemill_kernels::backend::{KernelGroup, Output};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
+use crate::block::BlockMemory;
 use crate::error::{ModelError, Result};
 use crate::generation::SamplingSettings;
 use crate::generation::incremental::{
-    Incremental, PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows,
+    PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows,
 };
-use crate::language_model::LanguageModel;
-use crate::layer_block::LayerBlock;
+use crate::language_model::{LanguageModel, SharedMemory};
 use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
 /// What a model remembers of several sequences.
-pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
-    model: &'m LanguageModel<Body>,
+pub struct Sequences<'m, B: Backend> {
+    model: &'m LanguageModel<B>,
     parameters: &'m Parameters<B>,
     room: Room,
     /// How many tokens each sequence has; there is a sequence for each.
     lengths: Vec<u32>,
-    states: Vec<Body::State>,
-    workspace: Body::Workspace,
+    /// One for each block.
+    states: Vec<BlockMemory>,
+    workspace: SharedMemory,
     rows: Rows<B>,
     /// `newest[b, d]`: the head's input for the newest token of each sequence.
     newest: B::Buffer<f32>,
@@ -80,7 +81,7 @@ enum Step<G> {
     Enqueued,
 }
 
-impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
+impl<'m, B: Backend> Sequences<'m, B> {
     /// Room for `sequences` sequences of up to `positions` tokens, or as many as the model has learned positions. [`begin`](Self::begin) comes first.
     ///
     /// What takes the likeliest tokens is compiled beside the model's kernels; see [`for_sampling`](Self::for_sampling).
@@ -89,7 +90,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     /// No sequences or positions, or a device without room.
     pub fn new(
         device: &mut Device<'_, B>,
-        model: &'m LanguageModel<Body>,
+        model: &'m LanguageModel<B>,
         parameters: &'m Parameters<B>,
         sequences: usize,
         positions: usize,
@@ -105,7 +106,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     /// As there.
     pub fn for_sampling(
         device: &mut Device<'_, B>,
-        model: &'m LanguageModel<Body>,
+        model: &'m LanguageModel<B>,
         parameters: &'m Parameters<B>,
         sequences: usize,
         positions: usize,
@@ -117,7 +118,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
 
     fn with_kernels(
         device: &mut Device<'_, B>,
-        model: &'m LanguageModel<Body>,
+        model: &'m LanguageModel<B>,
         parameters: &'m Parameters<B>,
         [sequences, positions]: [usize; 2],
         choosing: Option<KernelGroup>,
@@ -126,10 +127,10 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let found = format!("{sequences} and {positions}");
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
-        let of_bodies = model.bodies().iter().flat_map(Incremental::<B>::kernels);
+        let of_blocks = model.blocks().iter().flat_map(|block| block.generation_kernels());
         let of_all =
             [KernelGroup::Embedding, model.head().norm.kernels(), KernelGroup::OrderedProduct];
-        let kernels: Vec<_> = of_all.into_iter().chain(choosing).chain(of_bodies).collect();
+        let kernels: Vec<_> = of_all.into_iter().chain(choosing).chain(of_blocks).collect();
         device.backend.prepare(&kernels)?;
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
@@ -138,15 +139,16 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         let rows = room.rows;
         let (width, table_rows) = (model.width(), table_rows(model));
         let places = model.positions().map_or(0, |_| rows);
-        let bodies: Vec<_> = model.bodies().iter().collect();
-        let states = model.bodies().iter().map(|body| body.plan_state(device, room));
+        let states = model.blocks().iter().map(|block| block.plan_state(device, room));
         Ok(Self {
             model,
             parameters,
             room,
             lengths: Vec::new(),
             states: states.collect::<Result<_>>()?,
-            workspace: Body::plan_workspace(&bodies, device, room)?,
+            workspace: model
+                .block_list()
+                .plan_shared(|block| block.plan_workspace(device, room))?,
             rows: Rows {
                 tokens: device.backend.allocate(device.stream, rows)?,
                 past: device.backend.allocate(device.stream, sequences)?,
@@ -167,7 +169,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     }
 
     /// The model.
-    pub fn model(&self) -> &'m LanguageModel<Body> {
+    pub fn model(&self) -> &'m LanguageModel<B> {
         self.model
     }
 
@@ -190,8 +192,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let expected = format!("1 to {}", self.room.sequences);
             return Err(ModelError::config("sequences", expected, sequences));
         }
-        for (body, state) in self.model.bodies().iter().zip(&mut self.states) {
-            body.forget(device, state)?;
+        for (block, state) in self.model.blocks().iter().zip(&mut self.states) {
+            block.forget(device, state)?;
         }
         if self.lengths.len() != sequences {
             self.step = Step::New;
@@ -216,8 +218,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let expected = format!("some of {}, ascending", self.lengths.len());
             return Err(ModelError::config("sequences to keep", expected, format!("{kept:?}")));
         };
-        for (body, state) in self.model.bodies().iter().zip(&mut self.states) {
-            body.keep(device, state, kept, self.room)?;
+        for (block, state) in self.model.blocks().iter().zip(&mut self.states) {
+            block.keep(device, state, kept)?;
         }
         keep_rows(device, &mut self.newest, self.model.width(), kept)?;
         self.lengths = kept.iter().map(|&from| self.lengths[from]).collect();
@@ -239,9 +241,9 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         from: &Self,
     ) -> Result<()> {
         let positions = from.lengths[0];
-        let bodies = self.model.bodies().iter().zip(&mut self.states).zip(&from.states);
-        for ((body, state), from) in bodies {
-            body.adopt(device, state, place, from, positions as usize)?;
+        let blocks = self.model.blocks().iter().zip(&mut self.states).zip(&from.states);
+        for ((block, state), from) in blocks {
+            block.adopt(device, state, place, from, positions as usize)?;
         }
         let width = self.model.width();
         adopt_row(device, (&mut self.newest, width), place, (&from.newest, width))?;
@@ -419,14 +421,15 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             learned.embedding.forward(device, residual, parameters, places, Output::Add)?;
         }
         let past = Slice::new(past, 0, piece.sequences())?;
-        for (layer, (body, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
-            let parameters = model.body_parameters(self.parameters, layer)?;
+        for (index, (block, state)) in model.blocks().iter().zip(&mut self.states).enumerate() {
+            let parameters = model.block_parameters(self.parameters, index)?;
             let lengths = match piece.is_even() {
                 true => None,
                 false => Some(Slice::new(lengths, 0, piece.sequences())?),
             };
             let pass = PiecePass { parameters, products, piece, past, lengths };
-            body.advance(device, residual, pass, state, &mut self.workspace)?;
+            let workspace = model.block_list().shared(&mut self.workspace, index);
+            block.advance(device, residual, pass, state, workspace)?;
         }
         Ok(())
     }
@@ -449,6 +452,6 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
 }
 
 /// Rows of the head's table, padding included.
-pub(crate) fn table_rows<Body>(model: &LanguageModel<Body>) -> usize {
+pub(crate) fn table_rows<B: Backend>(model: &LanguageModel<B>) -> usize {
     model.head().table.len() / model.head().width
 }

@@ -8,7 +8,7 @@ use tidemill_kernels::{Backend, FloatEnvironment};
 
 use crate::error::{ModelError, Result};
 use crate::generation::sampling::Choice;
-use crate::generation::{GenerationSettings, Incremental, Sampler, Sequences};
+use crate::generation::{GenerationSettings, Sampler, Sequences};
 use crate::language_model::LanguageModel;
 use crate::trainable::Device;
 
@@ -31,9 +31,9 @@ pub struct Prompt<'a> {
 /// # Errors
 /// An empty prompt or one that there is no room or are no positions for, a token outside the vocabulary, a setting that chooses nothing, logits
 /// that are not finite, or a device that fails.
-pub fn generate<B: Backend, Body: Incremental<B>>(
+pub fn generate<B: Backend>(
     device: &mut Device<'_, B>,
-    sequences: &mut Sequences<'_, B, Body>,
+    sequences: &mut Sequences<'_, B>,
     prompt: &[u32],
     settings: &GenerationSettings,
     mut on_token: impl FnMut(u32),
@@ -68,9 +68,9 @@ pub enum Written<'a> {
 ///
 /// # Errors
 /// As [`generate`].
-pub fn generate_batch<B: Backend, Body: Incremental<B>>(
+pub fn generate_batch<B: Backend>(
     device: &mut Device<'_, B>,
-    sequences: &mut Sequences<'_, B, Body>,
+    sequences: &mut Sequences<'_, B>,
     prompts: &[Prompt<'_>],
     settings: &GenerationSettings,
     on_written: impl FnMut(usize, Written<'_>),
@@ -146,15 +146,15 @@ struct Writing<'a, F> {
 
 impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
     /// The writer of the prompt at `place`.
-    fn writer<Body>(&self, place: usize, model: &LanguageModel<Body>) -> Result<Writer> {
+    fn writer<B: Backend>(&self, place: usize, model: &LanguageModel<B>) -> Result<Writer> {
         Writer::new(place, &self.prompts[place], self.settings, model)
     }
 
     /// The next token of each writer that has not ended, in its answer.
-    fn choose<B: Backend, Body: Incremental<B>>(
+    fn choose<B: Backend>(
         &mut self,
         device: &mut Device<'_, B>,
-        sequences: &mut Sequences<'_, B, Body>,
+        sequences: &mut Sequences<'_, B>,
         writers: &mut [Writer],
     ) -> Result<()> {
         for writer in writers.iter_mut().filter(|writer| !writer.done) {
@@ -201,11 +201,11 @@ struct Writer {
 }
 
 impl Writer {
-    fn new<Body>(
+    fn new<B: Backend>(
         place: usize,
         prompt: &Prompt<'_>,
         settings: &GenerationSettings,
-        model: &LanguageModel<Body>,
+        model: &LanguageModel<B>,
     ) -> Result<Self> {
         model.check_prompt(prompt.tokens)?;
         let mut sampler =

@@ -74,9 +74,9 @@ impl GptNeoConfig {
         }
     }
 
-    /// How far block `layer` sees.
-    pub fn reach(&self, layer: usize) -> Reach {
-        self.reaches.get(layer % self.reaches.len().max(1)).copied().unwrap_or(Reach::Global)
+    /// How far block `index` sees.
+    pub fn reach(&self, index: usize) -> Reach {
+        self.reaches.get(index % self.reaches.len().max(1)).copied().unwrap_or(Reach::Global)
     }
 
     /// Refuses sizes that no model can have.
@@ -151,7 +151,7 @@ impl GptNeoConfig {
 
     /// How far each block sees, as files write it.
     fn layer_names(&self) -> Value {
-        (0..self.n_layers).map(|layer| self.reach(layer).name()).collect()
+        (0..self.n_layers).map(|index| self.reach(index).name()).collect()
     }
 
     /// The `config.json` of this model, with every key that transformers reads.

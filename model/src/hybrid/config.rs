@@ -18,7 +18,7 @@ pub struct HybridConfig {
     /// Sizes of the whole and of its Mamba blocks; `n_layers` counts blocks of both kinds.
     pub mamba: MambaConfig,
     /// Which blocks are of which kind.
-    pub pattern: LayerPattern,
+    pub pattern: BlockPattern,
     /// h, heads of an attention block.
     pub n_heads: usize,
     /// The width of an attention block's MLP as a multiple of `d_model`.
@@ -27,7 +27,7 @@ pub struct HybridConfig {
 
 /// What a block of a hybrid is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerKind {
+pub enum BlockKind {
     /// `m`: a Mamba block.
     Mamba,
     /// `a`: attention and an MLP.
@@ -37,35 +37,35 @@ pub enum LayerKind {
 /// The kinds of blocks in turn, such as `mma`: repeated from the first block to the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct LayerPattern(Vec<LayerKind>);
+pub struct BlockPattern(Vec<BlockKind>);
 
-impl LayerPattern {
-    /// The kind of block `layer`.
-    pub fn kind(&self, layer: usize) -> LayerKind {
-        self.0[layer % self.0.len()]
+impl BlockPattern {
+    /// The kind of block `index`.
+    pub fn kind(&self, index: usize) -> BlockKind {
+        self.0[index % self.0.len()]
     }
 
-    /// Refuses a pattern by which `layers` are all of one kind: no hybrid, and attention alone would have no positions.
-    fn check(&self, layers: usize) -> Result<()> {
-        let has = |kind| (0..layers.min(self.0.len())).any(|layer| self.kind(layer) == kind);
-        let only = match (has(LayerKind::Mamba), has(LayerKind::Attention)) {
+    /// Refuses a pattern by which `blocks` are all of one kind: no hybrid, and attention alone would have no positions.
+    fn check(&self, blocks: usize) -> Result<()> {
+        let has = |kind| (0..blocks.min(self.0.len())).any(|index| self.kind(index) == kind);
+        let only = match (has(BlockKind::Mamba), has(BlockKind::Attention)) {
             (true, true) => return Ok(()),
             (true, false) => "only m",
             (false, _) => "only a",
         };
-        let expected = format!("an m and an a among the kinds of {layers} layers");
+        let expected = format!("an m and an a among the kinds of {blocks} blocks");
         Err(ModelError::config("layer_pattern", expected, only))
     }
 }
 
-impl FromStr for LayerPattern {
+impl FromStr for BlockPattern {
     type Err = String;
 
     fn from_str(letters: &str) -> std::result::Result<Self, String> {
         const MOST: usize = 1 << 12;
         let kinds = letters.chars().map(|letter| match letter {
-            'm' => Some(LayerKind::Mamba),
-            'a' => Some(LayerKind::Attention),
+            'm' => Some(BlockKind::Mamba),
+            'a' => Some(BlockKind::Attention),
             _ => None,
         });
         kinds
@@ -79,7 +79,7 @@ impl FromStr for LayerPattern {
     }
 }
 
-impl TryFrom<String> for LayerPattern {
+impl TryFrom<String> for BlockPattern {
     type Error = String;
 
     fn try_from(letters: String) -> std::result::Result<Self, String> {
@@ -87,17 +87,17 @@ impl TryFrom<String> for LayerPattern {
     }
 }
 
-impl From<LayerPattern> for String {
-    fn from(pattern: LayerPattern) -> Self {
+impl From<BlockPattern> for String {
+    fn from(pattern: BlockPattern) -> Self {
         pattern.to_string()
     }
 }
 
-impl fmt::Display for LayerPattern {
+impl fmt::Display for BlockPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|kind| match kind {
-            LayerKind::Mamba => f.write_str("m"),
-            LayerKind::Attention => f.write_str("a"),
+            BlockKind::Mamba => f.write_str("m"),
+            BlockKind::Attention => f.write_str("a"),
         })
     }
 }
@@ -206,31 +206,31 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_of_both_kinds() {
-        let config = |pattern: &str, layers| HybridConfig {
-            mamba: MambaConfig::new(59, 12, layers),
+    fn blocks_are_of_both_kinds() {
+        let config = |pattern: &str, blocks| HybridConfig {
+            mamba: MambaConfig::new(59, 12, blocks),
             pattern: pattern.parse().expect("a pattern"),
             n_heads: 3,
             expansion: 2,
         };
-        for (pattern, layers) in [("ma", 2), ("ma", 9), ("mma", 3), ("aam", 3)] {
-            config(pattern, layers).check().expect(pattern);
+        for (pattern, blocks) in [("ma", 2), ("ma", 9), ("mma", 3), ("aam", 3)] {
+            config(pattern, blocks).check().expect(pattern);
         }
-        for (pattern, layers, found) in
+        for (pattern, blocks, found) in
             [("m", 5, "m"), ("mma", 2, "m"), ("a", 1, "a"), ("am", 1, "a")]
         {
-            let error = config(pattern, layers).check().expect_err(pattern).to_string();
-            let expected = format!("an m and an a among the kinds of {layers} layers");
+            let error = config(pattern, blocks).check().expect_err(pattern).to_string();
+            let expected = format!("an m and an a among the kinds of {blocks} blocks");
             assert_eq!(error, format!("layer_pattern: expected {expected}, found only {found}"));
         }
     }
 
     #[test]
     fn patterns_repeat() {
-        let pattern: LayerPattern = "mma".parse().expect("a pattern");
-        let kinds: Vec<_> = (0..5).map(|layer| pattern.kind(layer)).collect();
-        let (m, a) = (LayerKind::Mamba, LayerKind::Attention);
+        let pattern: BlockPattern = "mma".parse().expect("a pattern");
+        let kinds: Vec<_> = (0..5).map(|index| pattern.kind(index)).collect();
+        let (m, a) = (BlockKind::Mamba, BlockKind::Attention);
         assert_eq!(kinds, [m, m, a, m, m]);
-        assert!("".parse::<LayerPattern>().is_err());
+        assert!("".parse::<BlockPattern>().is_err());
     }
 }

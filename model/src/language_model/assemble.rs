@@ -1,8 +1,10 @@
 //! A language model from its parts: which tensors stand in which segments, and which blocks use them.
 
 use serde_json::Value;
+use tidemill_kernels::Backend;
 
-use super::{LanguageModel, Place, Positions, Recompute};
+use super::{BlockList, LanguageModel, Place, Positions, Recompute};
+use crate::block::AnyBlock;
 use crate::embedding::Embedding;
 use crate::head::Head;
 use crate::initialization::Initializer;
@@ -43,16 +45,17 @@ pub struct NewPositions<'a> {
     pub count: usize,
 }
 
-impl<Body> LanguageModel<Body> {
-    /// The model of `layers` blocks; `add_body` adds the tensors of a block to its segment.
+impl<B: Backend> LanguageModel<B> {
+    /// The model of `count` blocks between embedding and head; `add_block` is given the index of each, adds its tensors to the newest segment,
+    /// which is the block's, and returns it.
     ///
-    /// Segments are `embedding`, `positions` where they are learned, `layers.0` and so on, `norm_f` and, where the head has a
+    /// Segments are `embedding`, `positions` where they are learned, `blocks.0` and so on, `norm_f` and, where the head has a
     /// table of its own, `lm_head`.
     pub fn assemble(
         stem: Stem<'_>,
-        layers: usize,
+        count: usize,
         config_json: Value,
-        mut add_body: impl FnMut(&mut ParameterList, usize) -> Body,
+        mut add_block: impl FnMut(&mut ParameterList, usize) -> Box<dyn AnyBlock<B>>,
     ) -> Self {
         let mut parameters = ParameterList::new();
         let width = stem.width;
@@ -74,11 +77,11 @@ impl<Body> LanguageModel<Body> {
             let segment = parameters.segment("positions");
             (segment, table(&mut parameters, name, count, Reading::Fp32), count)
         });
-        let mut bodies = Vec::with_capacity(layers);
-        let mut body_segments = Vec::with_capacity(layers);
-        for layer in 0..layers {
-            body_segments.push(parameters.segment(format!("layers.{layer}")));
-            bodies.push(add_body(&mut parameters, layer));
+        let mut blocks = Vec::with_capacity(count);
+        let mut block_segments = Vec::with_capacity(count);
+        for index in 0..count {
+            block_segments.push(parameters.segment(format!("blocks.{index}")));
+            blocks.push(add_block(&mut parameters, index));
         }
         let norm_segment = parameters.segment("norm_f");
         let norm = Norm::add(&mut parameters, stem.norm);
@@ -104,11 +107,11 @@ impl<Body> LanguageModel<Body> {
             count,
             place: Place { segment, block: 0, use_index: embedding_use + 1 },
         });
-        let mut body_places = Vec::with_capacity(layers);
-        for (layer, segment) in body_segments.into_iter().enumerate() {
+        let mut block_places = Vec::with_capacity(count);
+        for (index, segment) in block_segments.into_iter().enumerate() {
             let block = parameters.layout().blocks().len();
-            let use_index = parameters.block(format!("layers.{layer}"), &[segment]);
-            body_places.push(Place { segment, block, use_index });
+            let use_index = parameters.block(format!("blocks.{index}"), &[segment]);
+            block_places.push(Place { segment, block, use_index });
         }
         let head_block = parameters.layout().blocks().len();
         let norm_use = parameters.block("head", &[norm_segment, head_segment]);
@@ -120,8 +123,8 @@ impl<Body> LanguageModel<Body> {
             embedding: Embedding { table: embedding_table, width },
             embedding_place,
             positions,
-            bodies,
-            body_places,
+            blocks: BlockList::new(blocks),
+            block_places,
             head: Head {
                 norm,
                 table: head_table,

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
 
-use crate::block::Block;
+use super::block_list::BlockList;
+use crate::block::BlockMemory;
 use crate::error::Result;
 use crate::trainable::{Device, MicrobatchShape};
 
@@ -19,44 +20,44 @@ pub enum Recompute {
 }
 
 /// What the blocks of a model left for backward.
-pub(super) struct SavedBlocks<S> {
-    slots: Vec<S>,
+pub(super) struct SavedBlocks {
+    slots: Vec<BlockMemory>,
     /// The slot of each block, and the block whose forward pass filled each slot last.
     slot_of: Vec<usize>,
     filled_by: Vec<Option<usize>>,
 }
 
-impl<S> SavedBlocks<S> {
-    pub(super) fn plan<B: Backend, Body: Block<B, Saved = S>>(
-        bodies: &[Body],
+impl SavedBlocks {
+    pub(super) fn plan<B: Backend>(
+        blocks: &BlockList<B>,
         recompute: Recompute,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self> {
-        let (mut slots, mut owners, mut slot_of) = (Vec::new(), Vec::<&Body>::new(), Vec::new());
-        for body in bodies {
-            let shared = match recompute {
-                Recompute::None => None,
-                Recompute::Block => owners.iter().position(|owner| owner.shares_saved(body)),
-            };
-            slot_of.push(shared.unwrap_or(slots.len()));
-            if shared.is_none() {
-                slots.push(body.plan_saved(device, shape)?);
-                owners.push(body);
-            }
-        }
+        let all = blocks.as_slice();
+        let (slots, slot_of): (Result<Vec<_>>, _) = match recompute {
+            Recompute::None => (
+                all.iter().map(|block| block.plan_saved(device, shape)).collect(),
+                (0..all.len()).collect(),
+            ),
+            Recompute::Block => (
+                blocks.firsts().map(|block| block.plan_saved(device, shape)).collect(),
+                (0..all.len()).map(|index| blocks.kind(index)).collect(),
+            ),
+        };
+        let slots = slots?;
         Ok(Self { filled_by: vec![None; slots.len()], slots, slot_of })
     }
 
-    /// Where block `layer` leaves what it saves.
-    pub(super) fn fill(&mut self, layer: usize) -> &mut S {
-        let slot = self.slot_of[layer];
-        self.filled_by[slot] = Some(layer);
+    /// Where block `index` leaves what it saves.
+    pub(super) fn fill(&mut self, index: usize) -> &mut BlockMemory {
+        let slot = self.slot_of[index];
+        self.filled_by[slot] = Some(index);
         &mut self.slots[slot]
     }
 
-    /// Whether another block has written over what block `layer` left.
-    pub(super) fn is_lost(&self, layer: usize) -> bool {
-        self.filled_by[self.slot_of[layer]] != Some(layer)
+    /// Whether another block has written over what block `index` left.
+    pub(super) fn is_lost(&self, index: usize) -> bool {
+        self.filled_by[self.slot_of[index]] != Some(index)
     }
 }

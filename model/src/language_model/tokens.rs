@@ -1,9 +1,11 @@
 //! Which tokens a model can read, and how many it can add to them.
 
+use tidemill_kernels::Backend;
+
 use super::LanguageModel;
 use crate::error::{ModelError, Result};
 
-impl<Body> LanguageModel<Body> {
+impl<B: Backend> LanguageModel<B> {
     /// Says what is wrong with a prompt that is to be continued.
     ///
     /// # Errors

@@ -12,42 +12,18 @@
 //! Forward keeps `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and what the scan saves. Backward forms again
 //! what is cheap: the norm, dt_proj's product, and the gated output, which the backward scan returns.
 
-use std::ops::Range;
-
 use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
-use tidemill_kernels::shape::{ConvShape, ScanShape};
+use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
-use crate::block::{Block, BlockPass, ResidualGradient};
+use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scratch_bytes};
 use crate::error::Result;
 use crate::mamba::backward;
 use crate::mamba::config::MambaConfig;
 use crate::mamba::forward;
+use crate::mamba::tensors::MambaTensors;
 use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::{Device, MicrobatchShape};
-
-/// Where the tensors of one block stand in its segment.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct MambaTensors {
-    /// `[2 e, d]`
-    pub in_proj: Range<usize>,
-    /// `[e, 1, k]`
-    pub conv_weight: Range<usize>,
-    /// `[e]`
-    pub conv_bias: Option<Range<usize>>,
-    /// `[r + 2 n, e]`
-    pub x_proj: Range<usize>,
-    /// `[e, r]`
-    pub dt_proj: Range<usize>,
-    /// `[e]`
-    pub dt_bias: Range<usize>,
-    /// `[e, n]`
-    pub a_log: Range<usize>,
-    /// `[e]`
-    pub d: Range<usize>,
-    /// `[d, e]`
-    pub out_proj: Range<usize>,
-}
 
 /// One Mamba block.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +62,7 @@ pub(crate) struct ScanSources<'a, B: Backend> {
     pub delta_raw: &'a B::Buffer<B::Activation>,
 }
 
-/// Memory that the blocks of a Mamba model use one after the other.
+/// Memory that alike Mamba blocks use one after the other.
 pub struct MambaScratch<B: Backend> {
     /// `normed[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
@@ -214,6 +190,13 @@ impl<B: Backend> Block<B> for MambaBlock {
     type Saved = MambaSaved<B>;
     type Scratch = MambaScratch<B>;
 
+    fn is_alike(&self, other: &Self) -> bool {
+        let sizes = |block: &Self| {
+            (block.width, block.inner, block.states, block.rank, block.taps, block.norm.kind)
+        };
+        sizes(self) == sizes(other)
+    }
+
     fn plan_saved(
         &self,
         device: &mut Device<'_, B>,
@@ -231,17 +214,13 @@ impl<B: Backend> Block<B> for MambaBlock {
     }
 
     fn plan_scratch(
-        blocks: &[&Self],
+        &self,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch> {
-        // All blocks of a list are as wide as its residual stream; the rest is planned for the largest.
-        let (block, largest) = (blocks[0], |size: fn(&Self) -> usize| {
-            blocks.iter().map(|block| size(block)).max().unwrap_or_default()
-        });
         let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
-        let (width, inner) = (block.width, largest(|block| block.inner));
-        let norm = block.norm.plan(device, shape.grain_rows()?)?;
+        let (width, inner) = (self.width, self.inner);
+        let norm = self.norm.plan(device, shape.grain_rows()?)?;
         let Device { backend, stream } = device;
         Ok(MambaScratch {
             norm,
@@ -252,16 +231,32 @@ impl<B: Backend> Block<B> for MambaBlock {
                 normed: backend.allocate(stream, rows * width)?,
                 xz: backend.allocate(stream, rows * 2 * inner)?,
                 x: backend.allocate(stream, rows * inner)?,
-                dt_bc: backend.allocate(stream, rows * largest(Self::dt_bc_width))?,
+                dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
                 delta_raw: backend.allocate(stream, rows * inner)?,
                 gated: backend.allocate(stream, rows * inner)?,
                 channels: backend.allocate(stream, grains * inner)?,
                 dt_bias: backend.allocate(stream, grains * inner)?,
-                a_log: backend
-                    .allocate(stream, grains * largest(|block| block.inner * block.states))?,
-                conv_weight: backend
-                    .allocate(stream, grains * largest(|block| block.inner * block.taps))?,
+                a_log: backend.allocate(stream, grains * inner * self.states)?,
+                conv_weight: backend.allocate(stream, grains * inner * self.taps)?,
             },
+        })
+    }
+
+    fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
+        let (d, e, narrow) = (self.width, self.inner, self.dt_bc_width());
+        let one = SequenceShape::new(1, positions)?;
+        let shape = ScanShape::new(one, 1, e, self.states)?;
+        let scan = backend.selective_scan_saved_elements(shape);
+        let of_scan = backend.selective_scan_scratch_bytes(shape);
+        let activation = size_of::<B::Activation>();
+        let forward = activation * (d + 2 * e);
+        let backward = activation * (d + 5 * e + narrow) + 3 * 4 * d;
+        let of_parameters = 4 * (3 * e + e * self.states + e * self.taps + d);
+        let weights = [[2 * e, d], [narrow, e], [e, self.rank], [d, e]];
+        let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
+        Ok(SampleBytes {
+            saved: activation * positions * (3 * e + narrow) + 4 * scan,
+            scratch: positions * (forward + backward) + of_parameters + of_scan + of_weights,
         })
     }
 
@@ -279,11 +274,6 @@ impl<B: Backend> Block<B> for MambaBlock {
     fn kernels(&self) -> Vec<KernelGroup> {
         let scan = KernelGroup::SelectiveScan { channels: self.inner, states: self.states };
         vec![self.norm.kernels(), KernelGroup::CausalConv1d, scan]
-    }
-
-    fn shares_saved(&self, other: &Self) -> bool {
-        let sizes = |block: &Self| (block.inner, block.states, block.dt_bc_width());
-        sizes(self) == sizes(other)
     }
 
     fn backward(

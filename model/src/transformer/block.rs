@@ -16,7 +16,7 @@ use tidemill_kernels::backend::{Gelu, KernelGroup};
 use tidemill_kernels::shape::AttentionShape;
 use tidemill_kernels::{Backend, SliceMut};
 
-use crate::block::{Block, BlockPass, ResidualGradient};
+use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scratch_bytes};
 use crate::error::Result;
 use crate::linear::Linear;
 use crate::norm::{Norm, NormScratch};
@@ -60,21 +60,27 @@ impl Attention {
     }
 }
 
-/// One transformer block.
+/// One transformer block; the parts fit together where widths are those of the formulas [above](self).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransformerBlock {
     /// Before attention.
-    pub(crate) norm_1: Norm,
+    pub norm_1: Norm,
     /// One after the other, they make the columns of `[q | k | v]`.
-    pub(crate) projections: Vec<Linear>,
-    pub(crate) attention: Attention,
-    pub(crate) query_key_norms: Option<QueryKeyNorms>,
-    pub(crate) out_proj: Linear,
+    pub projections: Vec<Linear>,
+    /// How it attends.
+    pub attention: Attention,
+    /// The norms over queries and keys, where the model has them; alike but for their tensors.
+    pub query_key_norms: Option<QueryKeyNorms>,
+    /// From attention's `[b t, h p]` to the residual stream.
+    pub out_proj: Linear,
     /// Before the MLP.
-    pub(crate) norm_2: Norm,
-    pub(crate) up_proj: Linear,
-    pub(crate) gelu: Gelu,
-    pub(crate) down_proj: Linear,
+    pub norm_2: Norm,
+    /// From d to f.
+    pub up_proj: Linear,
+    /// Which GELU lies between the two.
+    pub gelu: Gelu,
+    /// From f to the residual stream.
+    pub down_proj: Linear,
 }
 
 /// What the forward pass of a [`TransformerBlock`] leaves for its backward pass.
@@ -93,7 +99,7 @@ pub struct TransformerSaved<B: Backend> {
     pub(crate) slopes: Option<B::Buffer<f32>>,
 }
 
-/// Memory that transformer blocks use one after the other.
+/// Memory that alike transformer blocks use one after the other.
 pub struct TransformerScratch<B: Backend> {
     pub(crate) norm: NormScratch<B>,
     /// `normed[b t, d]`
@@ -146,6 +152,11 @@ impl TransformerBlock {
         kernels
     }
 
+    /// The norm over queries, which is as that over keys, where there are such.
+    fn query_key_norm(&self) -> Option<&Norm> {
+        self.query_key_norms.as_ref().map(|norms| &norms.query)
+    }
+
     /// Outputs of the widest linear map that has a bias.
     fn most_biases(&self) -> usize {
         let maps = [&self.out_proj, &self.up_proj, &self.down_proj];
@@ -157,6 +168,18 @@ impl TransformerBlock {
 impl<B: Backend> Block<B> for TransformerBlock {
     type Saved = TransformerSaved<B>;
     type Scratch = TransformerScratch<B>;
+
+    /// Windows and clips may differ in all but whether there is one; slopes lie in what forward leaves.
+    fn is_alike(&self, other: &Self) -> bool {
+        let sizes = |block: &Self| {
+            let Attention { heads, head_width, clip, .. } = block.attention;
+            let norms = [Some(&block.norm_1), Some(&block.norm_2), block.query_key_norm()];
+            let norms = norms.map(|norm| norm.map(|norm| (norm.kind, norm.bias.is_some())));
+            let widths = (block.width(), block.mlp_width(), block.most_biases());
+            (heads, head_width, clip.is_some(), norms, widths)
+        };
+        sizes(self) == sizes(other) && self.attention.slopes == other.attention.slopes
+    }
 
     fn plan_saved(
         &self,
@@ -177,29 +200,26 @@ impl<B: Backend> Block<B> for TransformerBlock {
     }
 
     fn plan_scratch(
-        blocks: &[&Self],
+        &self,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch> {
-        // The blocks of a list differ in their windows at most; biases are planned for all.
-        let block = blocks[0];
         let grains = shape.grain_rows()?;
-        let norm = block.norm_1.plan(device, grains)?;
-        let query_key_value = QueryKeyValueScratch::plan(block, device, grains)?;
+        let norm = self.norm_1.plan(device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(self, device, grains)?;
         let Device { backend, stream } = device;
-        let (rows, width) = (grains.rows(), block.attention.width());
-        let biases = blocks.iter().map(|block| block.most_biases()).max().unwrap_or_default();
+        let (rows, width) = (grains.rows(), self.attention.width());
         Ok(TransformerScratch {
             norm,
-            normed: backend.allocate(stream, rows * block.width())?,
+            normed: backend.allocate(stream, rows * self.width())?,
             query_key_value,
-            activated: backend.allocate(stream, rows * block.mlp_width())?,
+            activated: backend.allocate(stream, rows * self.mlp_width())?,
             gradients: TransformerGradients {
-                normed: backend.allocate(stream, rows * block.width())?,
-                activated: backend.allocate(stream, rows * block.mlp_width())?,
+                normed: backend.allocate(stream, rows * self.width())?,
+                activated: backend.allocate(stream, rows * self.mlp_width())?,
                 attended: backend.allocate(stream, rows * width)?,
                 qkv: backend.allocate(stream, rows * 3 * width)?,
-                bias: backend.allocate(stream, grains.grains() * biases)?,
+                bias: backend.allocate(stream, grains.grains() * self.most_biases())?,
             },
         })
     }
@@ -208,11 +228,24 @@ impl<B: Backend> Block<B> for TransformerBlock {
         self.kernels_around(KernelGroup::Attention { head_width: self.attention.head_width })
     }
 
-    fn shares_saved(&self, other: &Self) -> bool {
-        let sizes = |block: &Self| (block.width(), block.mlp_width(), block.attention.head_width);
-        sizes(self) == sizes(other)
-            && self.attention.slopes == other.attention.slopes
-            && self.attention.heads == other.attention.heads
+    fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
+        let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
+        let activation = size_of::<B::Activation>();
+        let clipped = self.attention.clip.map_or(0, |_| 3 * width);
+        let normed = self.query_key_norms.as_ref().map_or(0, |_| 2 * width);
+        let forward = activation * (d + f + clipped + normed);
+        let backward = activation * (d + f + 4 * width) + 3 * 4 * d;
+        let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);
+        let one = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
+        let of_attention = backend.attention_scratch_bytes(self.attention_shape(one)?);
+        let others = [&self.out_proj, &self.up_proj, &self.down_proj];
+        let maps = self.projections.iter().chain(others);
+        let weights: Vec<[usize; 2]> = maps.map(|map| [map.outputs, map.inputs]).collect();
+        let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
+        Ok(SampleBytes {
+            saved: positions * (activation * (4 * width + f) + 4 * (self.attention.heads + d)),
+            scratch: positions * (forward + backward) + of_parameters + of_attention + of_weights,
+        })
     }
 
     fn forward(

@@ -1,7 +1,7 @@
 //! The arms of a test: ways to run a model.
 
 use tidemill_kernels::{Backend, Element};
-use tidemill_model::{Device, Mamba, Parameters};
+use tidemill_model::{Device, LanguageModel, Parameters};
 
 /// One way to run a model.
 pub struct Arm<B> {
@@ -47,7 +47,7 @@ impl<B: Backend> Arm<B> {
     /// Runs `body` with a device stream and a model's parameters on it.
     pub fn with_parameters<R>(
         &self,
-        model: &Mamba,
+        model: &LanguageModel<B>,
         arena: &[f32],
         body: impl FnOnce(&mut Device<'_, B>, &Parameters<B>) -> R,
     ) -> R {

@@ -1,14 +1,16 @@
 //! What a Mamba model promises its callers: losses, errors, the order of blocks, and that it learns.
 
 use tidemill_kernels::Backend;
-use tidemill_model::{Mamba, MambaConfig, Microbatch, MicrobatchShape, ModelError, Trainable};
+use tidemill_model::{
+    LanguageModel, MambaConfig, Microbatch, MicrobatchShape, ModelError, Trainable,
+};
 
 use super::arm::Arm;
 use super::lane::{Lane, Walk, loss, odd_config, run_lane, tokens};
 
 pub fn untrained_knows_nothing<B: Backend>(arm: &Arm<B>) {
     let config = MambaConfig::new(259, 32, 3);
-    let model = Mamba::new(&config).expect("a model");
+    let model = LanguageModel::new(&config).expect("a model");
     let positions = arm.sizes.choose(100, 40);
     let walk = Walk { samples: 2, positions, samples_per_grain: 1, grains_per_microbatch: 2 };
     let tokens = tokens(1, walk.samples, walk.positions, config.vocab_size);
@@ -19,7 +21,7 @@ pub fn untrained_knows_nothing<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn forward_alone_gives_the_same_losses<B: Backend>(arm: &Arm<B>) {
-    let model = Mamba::new(&odd_config()).expect("an odd model");
+    let model = LanguageModel::new(&odd_config()).expect("an odd model");
     let positions = arm.sizes.choose(130, 40);
     let walk = Walk { samples: 3, positions, samples_per_grain: 1, grains_per_microbatch: 3 };
     let (tokens, arena) = (tokens(2, 3, positions, 13), model.initialize(1));
@@ -35,7 +37,7 @@ fn refusal<B: Backend>(
     [samples, positions]: [usize; 2],
     closed_after: Option<usize>,
 ) -> (ModelError, Vec<usize>) {
-    let model = Mamba::new(&odd_config()).expect("an odd model");
+    let model = LanguageModel::new(&odd_config()).expect("an odd model");
     arm.with_parameters(&model, &model.initialize(17), |device, parameters| {
         let mut lane = Lane::new(device, model.layout());
         lane.closed_after = closed_after;
@@ -84,7 +86,7 @@ pub fn blocks_are_finished_backwards<B: Backend>(arm: &Arm<B>) {
 
 pub fn gradient_descent_learns<B: Backend>(arm: &Arm<B>) {
     let config = MambaConfig { d_state: 4, ..MambaConfig::new(11, 16, 2) };
-    let model = Mamba::new(&config).expect("a model");
+    let model = LanguageModel::new(&config).expect("a model");
     let layout = model.layout();
     let walk = Walk { samples: 2, positions: 24, samples_per_grain: 1, grains_per_microbatch: 2 };
     let tokens: Vec<u32> = (0..50).map(|i| [3, 1, 4, 1, 5, 9, 2][i % 25 % 7]).collect();

@@ -2,7 +2,7 @@
 
 use tidemill_kernels::Backend;
 use tidemill_model::{
-    GrainLoss, Mamba, MambaConfig, Microbatch, MicrobatchShape, Model, Trainable,
+    GrainLoss, LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Trainable,
 };
 
 use super::arm::Arm;
@@ -43,7 +43,7 @@ struct Results {
 
 fn run<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     tokens: &[u32],
     document_end: Option<u32>,
 ) -> Results {
@@ -71,7 +71,11 @@ fn rows_of(kind: usize, tokens: &[u32], values: &[f32]) -> Vec<u32> {
 }
 
 /// The gradients of `tokens` in the embedding table, without those that the table has as the head's.
-fn embedding_gradients(model: &Mamba, gradients: &[f32], tokens: &[u32]) -> Vec<f32> {
+fn embedding_gradients<B: Backend>(
+    model: &LanguageModel<B>,
+    gradients: &[f32],
+    tokens: &[u32],
+) -> Vec<f32> {
     let table = &gradients[model.layout().gradient_range(0)];
     let row = |&token: &u32| table[token as usize * model.width()..][..model.width()].to_vec();
     tokens.iter().flat_map(row).collect()
@@ -79,7 +83,7 @@ fn embedding_gradients(model: &Mamba, gradients: &[f32], tokens: &[u32]) -> Vec<
 
 /// What holds of every model of 13 tokens: where documents are kept apart, other
 /// tokens in some change no bit of the others' losses, nor of the gradients that their tokens have.
-pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &Mamba) {
+pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     assert_eq!(model.vocab_size(), 13);
     let original = tokens([1, 2]);
     let found = run(arm, model, &original, Some(END));
@@ -111,13 +115,13 @@ pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &Mamba) {
 /// Documents in a Mamba model.
 pub fn of_mamba_are_independent<B: Backend>(arm: &Arm<B>) {
     let config = MambaConfig { tie_embeddings: false, ..odd_config() };
-    assert_independent(arm, &Mamba::new(&config).expect("an odd model"));
+    assert_independent(arm, &LanguageModel::new(&config).expect("an odd model"));
 }
 
 /// Documents in models with attention, and in a hybrid of both.
 pub fn of_attention_are_independent<B: Backend>(arm: &Arm<B>) {
     for (name, config) in attention_models() {
         println!("{name}");
-        assert_independent(arm, &Model::new(&config).expect(name));
+        assert_independent(arm, &LanguageModel::new(&config).expect(name));
     }
 }

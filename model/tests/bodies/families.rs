@@ -3,7 +3,7 @@
 use tidemill_kernels::Backend;
 use tidemill_model::mpt::{LogitScale, MptPositions};
 use tidemill_model::{
-    GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Model,
+    GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, Microbatch, MicrobatchShape,
     ModelConfig, MptConfig, Recompute, Trainable,
 };
 
@@ -47,7 +47,7 @@ pub fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
 }
 
 /// The models of [`models`], each with a head that reads the embedding table and with one that has its own.
-pub fn tied_and_untied() -> Vec<(String, Model)> {
+pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
     let mut both = Vec::new();
     for (name, mut config) in models() {
         for tied in [true, false] {
@@ -59,7 +59,7 @@ pub fn tied_and_untied() -> Vec<(String, Model)> {
                 _ => panic!("{name} is of a family that is new to these tests"),
             } = tied;
             let head = if tied { "tied" } else { "untied" };
-            both.push((format!("{name}, {head}"), Model::new(&config).expect(name)));
+            both.push((format!("{name}, {head}"), LanguageModel::new(&config).expect(name)));
         }
     }
     both
@@ -76,10 +76,10 @@ pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
             ModelConfig::Hybrid(config) => config.mamba.n_layers = 5,
             _ => {}
         }
-        let model = Model::new(&config).expect(name);
+        let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let tokens = tokens(9, walk.samples, positions, model.vocab_size());
-        let run = |model: &Model, document_end| {
+        let run = |model: &LanguageModel<B>, document_end| {
             let (losses, gradients) =
                 run_lane_of_documents(arm, model, &arena, &tokens, walk, document_end);
             (loss_bits(&losses), bits(&gradients))

@@ -9,7 +9,7 @@ use tidemill_model::generation::{
 };
 use tidemill_model::score::Scorer;
 use tidemill_model::{
-    Device, Mamba, MambaConfig, Microbatch, MicrobatchShape, Model, ModelConfig, ModelError,
+    Device, LanguageModel, MambaConfig, Microbatch, MicrobatchShape, ModelConfig, ModelError,
     Parameters, Trainable,
 };
 
@@ -29,13 +29,13 @@ fn positions<B>(arm: &Arm<B>) -> usize {
 
 /// Small models of odd sizes, with `count` positions where they learn some; their initial weights, made larger so that the
 /// state matters.
-fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(Mamba, Vec<f32>)> {
+fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
     // One tap has no past to remember, and there is no bias.
     let one_tap = MambaConfig { d_conv: 1, conv_bias: false, ..MambaConfig::new(33, 17, 1) };
     let build = |config: ModelConfig| {
-        let model = Model::new(&config).expect("sizes");
+        let model = LanguageModel::new(&config).expect("sizes");
         let mut arena = model.initialize(7);
         for tensor in model.layout().tensors().iter().filter(|tensor| tensor.shape.len() == 2) {
             if !tensor.name.ends_with("A_log") {
@@ -67,7 +67,7 @@ fn text(length: usize, vocab_size: usize) -> Vec<u32> {
 /// Runs `body` for every model.
 fn for_each_model<B: Backend>(
     arm: &Arm<B>,
-    body: impl Fn(&mut Device<'_, B>, &Mamba, &Parameters<B>),
+    body: impl Fn(&mut Device<'_, B>, &LanguageModel<B>, &Parameters<B>),
 ) {
     for_each_model_of(arm, ROOM, body);
 }
@@ -76,7 +76,7 @@ fn for_each_model<B: Backend>(
 fn for_each_model_of<B: Backend>(
     arm: &Arm<B>,
     count: usize,
-    body: impl Fn(&mut Device<'_, B>, &Mamba, &Parameters<B>),
+    body: impl Fn(&mut Device<'_, B>, &LanguageModel<B>, &Parameters<B>),
 ) {
     for (model, arena) in models(arm, count) {
         arm.with_parameters(&model, &arena, |device, parameters| body(device, &model, parameters));
@@ -280,7 +280,7 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
 #[track_caller]
 fn assert_drawn_as_by_host<B: Backend>(
     device: &mut Device<'_, B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     parameters: &Parameters<B>,
     sampling: &SamplingSettings,
 ) {

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use tidemill_kernels::{Backend, Cpu};
-use tidemill_model::{Layout, Mamba, MambaConfig, Model, ModelConfig, Tensor};
+use tidemill_model::{LanguageModel, Layout, MambaConfig, ModelConfig, Tensor};
 
 use super::arm::{Arm, Sizes};
 use super::families::attention_models;
@@ -26,7 +26,7 @@ const BF16_TOLERANCE: f64 = 0.1;
 /// The derivative of the loss along `direction`, an arena, from the differences at two steps (Richardson).
 fn derivative<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     arena: &[f32],
     direction: &[f64],
     step: f64,
@@ -68,7 +68,7 @@ fn norm(gradient: &[f64]) -> f64 {
     gradient.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-fn check<B: Backend>(arm: &Arm<B>, model: &Model) {
+fn check<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     let arena = moved_parameters(model, 0.6);
     let walk = walk(arm);
     let tokens = tokens(5, walk.samples, walk.positions, model.vocab_size());
@@ -92,7 +92,7 @@ fn check<B: Backend>(arm: &Arm<B>, model: &Model) {
 
 fn check_tensor<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     arena: &[f32],
     tensor: &Tensor,
     gradient: &[f64],
@@ -136,11 +136,11 @@ fn untied_config() -> MambaConfig {
 }
 
 pub fn tied_agrees<B: Backend>(arm: &Arm<B>) {
-    check(arm, &Model::new(&odd_config()).expect("an odd model"));
+    check(arm, &LanguageModel::new(&odd_config()).expect("an odd model"));
 }
 
 pub fn untied_agrees<B: Backend>(arm: &Arm<B>) {
-    check(arm, &Model::new(&untied_config()).expect("an odd model"));
+    check(arm, &LanguageModel::new(&untied_config()).expect("an odd model"));
 }
 
 /// Without clipping, which has no derivative where it begins.
@@ -149,7 +149,7 @@ pub fn attention_agrees<B: Backend>(arm: &Arm<B>) {
         if let ModelConfig::Mpt(config) = &mut config {
             config.clip_qkv = None;
         }
-        check(arm, &Model::new(&config).expect(name));
+        check(arm, &LanguageModel::new(&config).expect(name));
     }
 }
 
@@ -181,7 +181,7 @@ fn compare_with_the_cpu<B: Backend>(
     let [fp32, bf16] = APART;
     let tolerance = arm.by_precision(fp32, bf16);
     let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).expect("one thread"));
-    let model = Model::new(config).expect("a model");
+    let model = LanguageModel::new(config).expect("a model");
     let mut arena = moved_parameters(&model, 0.2);
     for weight in &mut arena {
         *weight = f32::from_bits(weight.to_bits() & 0xffff_0000);
@@ -189,7 +189,8 @@ fn compare_with_the_cpu<B: Backend>(
     let walk = Walk { samples, positions, samples_per_grain: 2, grains_per_microbatch: 1 };
     let tokens = tokens(3, samples, positions, model.vocab_size());
     let (losses, gradients) = run_lane(arm, &model, &arena, &tokens, walk);
-    let (expected_losses, expected) = run_lane(&cpu, &model, &arena, &tokens, walk);
+    let of_cpu = LanguageModel::new(config).expect("a model");
+    let (expected_losses, expected) = run_lane(&cpu, &of_cpu, &arena, &tokens, walk);
     assert_eq!(losses.len(), expected_losses.len());
     for (loss, expected) in losses.iter().zip(&expected_losses) {
         let error = (loss.loss_sum / expected.loss_sum - 1.0).abs();

@@ -1,7 +1,7 @@
 //! How the samples of a lane are walked through changes no bit of losses or gradients.
 
 use tidemill_kernels::{Backend, IGNORED_TARGET};
-use tidemill_model::{GrainLoss, Mamba, MambaConfig, Model, ModelConfig};
+use tidemill_model::{GrainLoss, LanguageModel, MambaConfig, ModelConfig};
 
 use super::arm::{Arm, Sizes};
 use super::families::attention_models;
@@ -14,7 +14,7 @@ fn same_for_any_microbatch<B: Backend>(
     lane: Walk,
     grains_at_a_time: &[usize],
 ) {
-    let model = Model::new(config).expect("a model");
+    let model = LanguageModel::new(config).expect("a model");
     let arena = moved_parameters(&model, 0.3);
     let tokens = tokens(lane.samples as u64, lane.samples, lane.positions, model.vocab_size());
     let run = |grains_per_microbatch| {
@@ -70,7 +70,7 @@ pub fn microbatches_of_attention_change_no_bit<B: Backend>(arm: &Arm<B>) {
 /// Not a promise: a grain is numerics. But if this ever held, the tests above could not fail.
 pub fn another_size_is_another_sum<B: Backend>(arm: &Arm<B>) {
     let config = odd_config();
-    let model = Mamba::new(&config).expect("an odd model");
+    let model = LanguageModel::new(&config).expect("an odd model");
     let arena = moved_parameters(&model, 0.3);
     let positions = arm.sizes.choose(131, 19);
     let tokens = tokens(3, 4, positions, config.vocab_size);
@@ -82,16 +82,16 @@ pub fn another_size_is_another_sum<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn ignored_targets_are_as_if_not_there<B: Backend>(arm: &Arm<B>) {
-    ignored_targets_of(arm, &Model::new(&odd_config()).expect("an odd model"));
+    ignored_targets_of(arm, &LanguageModel::new(&odd_config()).expect("an odd model"));
 }
 
 pub fn ignored_targets_of_attention<B: Backend>(arm: &Arm<B>) {
     for (name, config) in attention_models() {
-        ignored_targets_of(arm, &Model::new(&config).expect(name));
+        ignored_targets_of(arm, &LanguageModel::new(&config).expect(name));
     }
 }
 
-fn ignored_targets_of<B: Backend>(arm: &Arm<B>, model: &Model) {
+fn ignored_targets_of<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     let arena = moved_parameters(model, 0.3);
     let (short, long) = (11, 20);
     let run = |tokens: &[u32], positions| {
@@ -130,7 +130,7 @@ fn assert_same_gradients<B: Backend>(arm: &Arm<B>, gradients: &[f32], padded: &[
 pub fn padding_has_no_gradient<B: Backend>(arm: &Arm<B>) {
     let mut config = odd_config();
     config.tie_embeddings = false;
-    let model = Mamba::new(&config).expect("an odd model");
+    let model = LanguageModel::new(&config).expect("an odd model");
     let layout = model.layout();
     let arena = moved_parameters(&model, 0.3);
     let walk = Walk { samples: 2, positions: 40, samples_per_grain: 1, grains_per_microbatch: 1 };

@@ -2,13 +2,13 @@
 
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
-    Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
+    MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
 
 use super::arm::Arm;
 
-/// Sizes that are multiples of nothing: 13 tokens, 5 wide, 2 layers, 3 states, 3 taps, 15 channels, rank 2.
+/// Sizes that are multiples of nothing: 13 tokens, 5 wide, 2 blocks, 3 states, 3 taps, 15 channels, rank 2.
 pub fn odd_config() -> MambaConfig {
     let mut config = MambaConfig::new(13, 5, 2);
     (config.d_state, config.d_conv, config.expand, config.dt_rank) = (3, 3, 3, 2);
@@ -35,7 +35,7 @@ pub fn tokens(seed: u64, samples: usize, positions: usize, vocab_size: usize) ->
 }
 
 /// Initial parameters moved by up to `amount`, so that no gradient is special; padding stays zero.
-pub fn moved_parameters(model: &Mamba, amount: f32) -> Vec<f32> {
+pub fn moved_parameters<B: Backend>(model: &LanguageModel<B>, amount: f32) -> Vec<f32> {
     let mut arena = model.initialize(17);
     for (index, tensor) in model.layout().tensors().iter().enumerate() {
         let moves = noise(index as u64 + 1, tensor.elements());
@@ -109,7 +109,7 @@ pub struct Walk {
 /// Losses and gradient arena of one lane of `tokens`, each sample one text.
 pub fn run_lane<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     arena: &[f32],
     tokens: &[u32],
     walk: Walk,
@@ -120,7 +120,7 @@ pub fn run_lane<B: Backend>(
 /// [`run_lane`], where `document_end` ends documents that see nothing of each other.
 pub fn run_lane_of_documents<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     arena: &[f32],
     tokens: &[u32],
     walk: Walk,
@@ -135,7 +135,7 @@ pub fn run_lane_of_documents<B: Backend>(
 /// [`run_lane_of_documents`], its parameters from `source`.
 pub fn run_lane_from<B: Backend>(
     device: &mut Device<'_, B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     source: &mut dyn ParameterSource<B>,
     tokens: &[u32],
     walk: Walk,
@@ -159,7 +159,7 @@ pub fn run_lane_from<B: Backend>(
 /// The sum of losses of a forward pass alone.
 pub fn loss<B: Backend>(
     arm: &Arm<B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     arena: &[f32],
     tokens: &[u32],
     walk: Walk,
@@ -174,7 +174,7 @@ pub fn loss<B: Backend>(
 /// The losses of a forward pass alone, its parameters from `source`.
 pub fn forward_from<B: Backend>(
     device: &mut Device<'_, B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     source: &mut dyn ParameterSource<B>,
     tokens: &[u32],
     walk: Walk,
@@ -190,7 +190,7 @@ pub fn forward_from<B: Backend>(
 /// The loss of samples that are run one by one, each added to what those before left, its parameters from `source`.
 pub fn forward_onto_from<B: Backend>(
     device: &mut Device<'_, B>,
-    model: &Mamba,
+    model: &LanguageModel<B>,
     source: &mut dyn ParameterSource<B>,
     tokens: &[u32],
     positions: usize,

@@ -1,7 +1,7 @@
 //! Models read of each block what their layout says, while they are in it, and nothing else.
 
 use tidemill_kernels::Backend;
-use tidemill_model::{Device, Direction, Model, ParameterSource, Recompute};
+use tidemill_model::{Device, Direction, LanguageModel, ParameterSource, Recompute};
 
 use super::arm::Arm;
 use super::families::tied_and_untied;
@@ -34,7 +34,7 @@ impl Passes {
 /// and each of its microbatches forward and backward.
 pub fn every_pass<B: Backend>(
     device: &mut Device<'_, B>,
-    model: &Model,
+    model: &LanguageModel<B>,
     source: &mut dyn ParameterSource<B>,
 ) -> Passes {
     let tokens = tokens(11, WALK.samples, WALK.positions, model.vocab_size());
@@ -48,7 +48,7 @@ pub fn every_pass<B: Backend>(
 /// [`every_pass`] from a source that holds what the layout says but for what is `withheld`, and the blocks entered.
 pub fn strict_passes<B: Backend>(
     arm: &Arm<B>,
-    model: &Model,
+    model: &LanguageModel<B>,
     withheld: Withheld,
 ) -> (Passes, Vec<(usize, Direction)>) {
     arm.with_parameters(model, &moved_parameters(model, 0.3), |device, parameters| {

@@ -2,11 +2,10 @@
 
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::hugging_face::load;
-use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::optimizer::{OptimizerSettings, UpdateScalars, UpdateViews};
 use tidemill_model::schedule::ScheduleSettings;
 use tidemill_model::{
-    Device, Held, Layout, Mamba, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result,
-    Trainable,
+    Device, Held, Layout, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
 };
 
 use super::arm::Arm;
@@ -22,8 +21,7 @@ const TOLERANCES: [f64; 2] = [5e-5, 2e-2];
 struct Optimizer<B: Backend> {
     settings: OptimizerSettings,
     parameters: Parameters<B>,
-    exp_avg: B::Buffer<f32>,
-    exp_avg_sq: B::Buffer<f32>,
+    states: Vec<B::Buffer<f32>>,
     mean: B::Buffer<f32>,
 }
 
@@ -40,8 +38,9 @@ impl<B: Backend> Optimizer<B> {
             Parameters::with_masters(device, layout, held, arena, &[all]).expect("fits");
         let Device { backend, stream } = device;
         let mut buffer = || backend.allocate(stream, arena.len()).expect("fits");
-        let (exp_avg, exp_avg_sq, mean) = (buffer(), buffer(), buffer());
-        Self { settings, parameters, exp_avg, exp_avg_sq, mean }
+        let states = settings.states().iter().map(|_| buffer()).collect();
+        let mean = buffer();
+        Self { settings, parameters, states, mean }
     }
 
     /// One update; returns the norm of the mean gradient before clipping.
@@ -75,21 +74,23 @@ impl<B: Backend> Optimizer<B> {
         let out = SliceMut::all(&mut squares);
         backend.sums_of_squares(stream, out, Slice::all(&self.mean), &ends)?;
         let norm = backend.to_vec(stream, Slice::all(&squares))?[0].sqrt();
-        let coefficient = self.settings.clip_coefficient(norm);
+        let gradient_scale = self.settings.clip_coefficient(norm) as f32;
+        let rule = self.settings.rule::<B>();
         for tensor in layout.tensors() {
             let (start, elements) = (tensor.offset, tensor.stored_elements);
-            let scalars = self.settings.adamw_step(step, learning_rate, coefficient, tensor.decay);
-            let Self { parameters, exp_avg, exp_avg_sq, mean, .. } = self;
+            let decay = tensor.decay;
+            let scalars = UpdateScalars { update: step, learning_rate, gradient_scale, decay };
+            let Self { parameters, states, mean, .. } = self;
             let place = MasterPlace { range: start..start + elements, start };
             parameters.update(device, &place, |device, parameters| {
-                Ok(device.backend.adamw_master(
-                    device.stream,
+                let states = states.iter_mut();
+                let states = states.map(|state| SliceMut::new(state, start, elements));
+                let views = UpdateViews {
                     parameters,
-                    SliceMut::new(exp_avg, start, elements)?,
-                    SliceMut::new(exp_avg_sq, start, elements)?,
-                    Slice::new(mean, start, elements)?,
-                    scalars,
-                )?)
+                    states: states.collect::<std::result::Result<_, _>>()?,
+                    gradient: Slice::new(mean, start, elements)?,
+                };
+                rule.update(device, views, scalars)
             })?;
         }
         Ok(norm)
@@ -107,14 +108,14 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let tolerance = arm.by_precision(fp32, bf16);
     let folder = folder(case);
     let (model, arena) = load(&folder).expect(case);
-    let layout = Mamba::layout(&model);
+    let layout = model.layout();
     let training = &expected(&folder)["training"];
     let number = |key: &str| training["settings"][key].as_f64().expect(key);
     let betas = numbers(&training["settings"]["betas"]);
     let settings = OptimizerSettings {
         learning_rate: number("learning_rate"),
         betas: [betas[0], betas[1]],
-        eps: number("eps"),
+        eps: Some(number("eps")),
         weight_decay: number("weight_decay"),
         clip_norm: number("clip_norm"),
         ..OptimizerSettings::default()

@@ -89,6 +89,7 @@ pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
         }
         assert_eq!(found.len(), greedy.len());
         let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).expect("one thread"));
+        let (model, _) = load(&folder).expect(case);
         cpu.with_parameters(&model, &arena, |device, parameters| {
             let mut sequences = Sequences::new(device, &model, parameters, 1, 256).expect("fits");
             sequences.begin(device, 1).expect("begins");

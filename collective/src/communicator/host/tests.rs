@@ -143,7 +143,7 @@ fn a_chunk_that_is_damaged_or_not_for_this_rank_is_named() {
         let good = chunk(what, 2, 0, 100);
         let misrouted = with(&good, |header| header.destination = 3);
         assert_eq!(said(what, vec![misrouted]), "a chunk for worker 3 arrived at worker 0");
-        let state = Part::State(crate::chunk::StatePart::ExpAvg);
+        let state = Part::State(crate::chunk::StatePart::State(0));
         let state = with(&good, |header| header.part = state);
         let neither =
             "a message is no chunk: it is neither sums of these lanes nor what was updated";

@@ -67,9 +67,9 @@ pub(crate) struct CollectiveBench {
     /// MiB of the buckets; by default 1,4,16,64,256, as far as the arena has as much.
     #[arg(long, value_name = "MIB,...", value_delimiter = ',')]
     buckets: Vec<NonZeroUsize>,
-    /// Rounds that are measured, after one that is not.
-    #[arg(long, value_name = "N", default_value = "16")]
-    rounds: NonZeroU64,
+    /// Rounds that are measured, after one that is not; by default 64 in the memory of GPUs and 16 in the host's.
+    #[arg(long, value_name = "N")]
+    rounds: Option<NonZeroU64>,
     /// Leave out NCCL's own reduce_scatter and all_gather, which are measured beside ours where workers have a GPU each and NCCL
     /// is installed. Training never uses these: their sums are in an order that depends on the number of GPUs.
     #[arg(long)]
@@ -124,6 +124,16 @@ fn default_mebibytes(memory: MemoryPlace) -> usize {
     match memory {
         MemoryPlace::Host => 256,
         MemoryPlace::Device => 1024,
+    }
+}
+
+/// Rounds in `memory`, where a command does not say: so many that their threads' start is no part of what is measured.
+fn default_rounds(memory: MemoryPlace) -> NonZeroU64 {
+    const HOST: NonZeroU64 = NonZeroU64::new(16).unwrap();
+    const DEVICE: NonZeroU64 = NonZeroU64::new(64).unwrap();
+    match memory {
+        MemoryPlace::Host => HOST,
+        MemoryPlace::Device => DEVICE,
     }
 }
 
@@ -266,10 +276,11 @@ impl Measuring<'_> {
         };
         let sizes = bench.sizes(room)?;
         let processes = cluster.processes();
+        let rounds = bench.rounds.unwrap_or(default_rounds(devices.first().memory()));
         let equal = [
             ("--megabytes", sizes.arena_mebibytes.to_string()),
             ("--buckets", sizes.buckets()),
-            ("--rounds", bench.rounds.to_string()),
+            ("--rounds", rounds.to_string()),
             ("--no-peer", bench.no_peer.to_string()),
             ("--backend (its kind)", kind_in_words(devices.kind())),
         ];
@@ -306,13 +317,13 @@ impl Measuring<'_> {
             };
             Ok(Arms { way: worker.way(), ours: Box::new(worker), library_alone })
         };
-        let (way, measured) = measure(cluster, plans, bench.rounds.get(), make)?;
+        let (way, measured) = measure(cluster, plans, rounds.get(), make)?;
         Ok(Outcome {
             workers,
             processes,
             way,
             arena_mebibytes: sizes.arena_mebibytes,
-            rounds: bench.rounds,
+            rounds,
             measured,
         })
     }

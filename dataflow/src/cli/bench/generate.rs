@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tidemill_kernels::{Backend, KernelError};
+use tidemill_kernels::{Backend, Cpu, KernelError};
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written,
     generate_batch,
 };
-use tidemill_model::{Device, Model, ModelError, ModelSettings, Parameters, ResolvedModel};
+use tidemill_model::{
+    Blueprint, Device, LanguageModel, ModelError, ModelSettings, Parameters, ResolvedModel,
+};
 
 use super::resident_bytes;
 use crate::cli::Format;
@@ -164,14 +166,14 @@ impl Report {
     }
 }
 
-fn build(bench: &GenerateBench, preset: &str) -> anyhow::Result<Model> {
+fn build(bench: &GenerateBench, preset: &str) -> anyhow::Result<Blueprint> {
     let settings = ModelSettings { preset: Some(preset.to_owned()), ..Default::default() };
     let ResolvedModel::New(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", preset).into());
     };
-    let model = Model::new(&config)?;
+    let model = Blueprint::new(&config)?;
     let (prompt, new) = (bench.prompt_tokens.get(), bench.new_tokens.get());
-    let most = model.most_new_tokens(prompt, new);
+    let most = model.build::<Cpu>()?.most_new_tokens(prompt, new);
     if most < new {
         let expected =
             format!("at most {most} after {prompt} tokens of prompt, by {preset}'s positions");
@@ -261,7 +263,7 @@ impl Row {
 struct Measuring<'a> {
     bench: &'a GenerateBench,
     preset: &'a str,
-    model: &'a Model,
+    model: &'a Blueprint,
 }
 
 impl WithBackend for Measuring<'_> {
@@ -269,6 +271,7 @@ impl WithBackend for Measuring<'_> {
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { bench, preset, model } = self;
+        let model = &model.build()?;
         let backend = devices.first().as_ref();
         let free_before = backend.free_memory_bytes()?;
         let mut stream = backend.device_stream()?;
@@ -333,7 +336,7 @@ impl Times {
 fn measure<B: Backend>(
     device: &mut Device<'_, B>,
     bench: &GenerateBench,
-    model: &Model,
+    model: &LanguageModel<B>,
     parameters: &Parameters<B>,
     batch: usize,
 ) -> Result<(Times, Held), ModelError> {

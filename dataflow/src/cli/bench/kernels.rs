@@ -127,7 +127,7 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 18] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 19] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
@@ -143,6 +143,7 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 18] {
         ("cross_entropy", rows::cross_entropy),
         ("adamw", rows::adamw),
         ("adamw_master", rows::adamw_master),
+        ("lion", rows::lion),
         ("accumulate", rows::accumulate),
         ("sums_of_squares", rows::sums_of_squares),
         ("matmul", products::forward),

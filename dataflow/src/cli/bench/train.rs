@@ -17,7 +17,7 @@ use tidemill_kernels::backend::KernelTime;
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
-use tidemill_model::{Model, ModelSettings, ResolvedModel};
+use tidemill_model::{Blueprint, LanguageModel, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
 
@@ -32,7 +32,7 @@ use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_w
 use crate::error::JobError;
 use crate::job::memory::{FittingDevices, PlanMemory};
 use crate::operators::{
-    InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
+    InitialState, SampleSource, ScheduledRule, StepReport, Training, TrainingPlan, Wake,
 };
 
 /// How a run is told to share out its parameters too.
@@ -88,7 +88,7 @@ pub(crate) struct TrainBench {
 pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     let batch = bench.batch();
     let cut = bench.cut(&batch).map_err(by_flag)?;
-    let model = Arc::new(bench.model()?);
+    let model = bench.model()?;
     let device = bench.device.choice(bench.threads)?;
     let place = bench.processes.place(&device, cut.lanes())?;
     let workers = place.workers();
@@ -124,7 +124,7 @@ impl TrainBench {
         Ok(batch.plan(MicrobatchMemory::default())?.sharded(self.shard.into()))
     }
 
-    fn model(&self) -> anyhow::Result<Model> {
+    fn model(&self) -> anyhow::Result<Blueprint> {
         let settings = ModelSettings {
             preset: Some(self.preset.clone()),
             vocab_size: self.vocab_size,
@@ -139,7 +139,7 @@ impl TrainBench {
             let expected = format!("at most {most}, the positions of {}", self.preset);
             return Err(JobError::value("--seq-len", expected, self.seq_len).into());
         }
-        Ok(Model::new(&config)?)
+        Ok(Blueprint::new(&config)?)
     }
 
     /// What to do where devices have no room: `more` of them, where that would do, or what needs less of each.
@@ -185,7 +185,7 @@ struct Measurement<'a> {
     bench: &'a TrainBench,
     batch: BatchSettings,
     cut: &'a BatchPlan,
-    model: &'a Arc<Model>,
+    model: &'a Blueprint,
     cluster: ClusterSettings,
     /// Is told how many devices like these it would fit on.
     fitting: &'a FittingDevices,
@@ -197,6 +197,7 @@ impl WithBackend for Measurement<'_> {
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { bench, batch, cut, model, mut cluster, fitting } = self;
         let plan = PlanMemory {
+            states: OptimizerSettings::default().states(),
             model,
             batch: &batch,
             sharding: bench.shard.into(),
@@ -213,7 +214,7 @@ impl WithBackend for Measurement<'_> {
         let free_before = devices.first().free_memory_bytes()?;
         let device = devices.in_words();
         let Seen { reports, free_bytes, profile } =
-            measure(bench, cut, Arc::clone(model), devices, cluster)?;
+            measure(bench, cut, Arc::new(model.build()?), devices, cluster)?;
         let device_memory_bytes = match (free_before, free_bytes) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
             _ => None,
@@ -248,7 +249,7 @@ impl Seen {
 fn measure<B: Backend>(
     bench: &TrainBench,
     batch: &BatchPlan,
-    model: Arc<Model>,
+    model: Arc<LanguageModel<B>>,
     devices: Devices<B>,
     cluster: ClusterSettings,
 ) -> anyhow::Result<Seen> {
@@ -276,8 +277,8 @@ fn measure<B: Backend>(
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
             model: Arc::clone(&model),
-            state: InitialState { parameters: Arc::clone(&parameters), moments: None },
-            rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
+            state: InitialState { parameters: Arc::clone(&parameters), states: None },
+            rule: ScheduledRule::new(&OptimizerSettings::default(), schedule.clone(), steps),
             connection,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,

@@ -10,6 +10,13 @@ use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FilePlan, Wanted, sta
 use crate::cluster::ClusterError;
 use crate::job::fixtures::in_processes;
 
+/// One state more than AdamW has.
+const STATES: [StateSpec; 3] = [
+    StateSpec::of_elements("exp_avg"),
+    StateSpec::of_elements("exp_avg_sq"),
+    StateSpec::of_elements("third"),
+];
+
 /// Five segments of several chunks each, of which no number of workers owns the same.
 fn layout() -> Layout {
     let mut layout = Layout::new();
@@ -27,7 +34,7 @@ fn values(layout: &Layout, part: StatePart) -> Vec<f32> {
     let mut arena = vec![0.0; layout.parameter_elements()];
     for tensor in layout.tensors() {
         for index in tensor.range() {
-            arena[index] = (index % 1000) as f32 + 0.25 * part as u32 as f32;
+            arena[index] = (index % 1000) as f32 + 0.25 * part.index() as f32;
         }
     }
     arena
@@ -40,14 +47,14 @@ fn write_checkpoint(run: &Path, shift: f32) {
     let layout = layout();
     std::fs::create_dir_all(run).unwrap();
     let files = CheckpointFiles {
-        plan: Arc::new(FilePlan::new(&layout, 500_000)),
+        plan: Arc::new(FilePlan::new(&layout, &STATES, 500_000)),
         config: serde_json::json!({"model_type": "test"}),
         tokenizer: None,
         keep: 2,
     };
     let state = state_for_tests(START.step);
     let mut writer = CheckpointWriter::begin(files, run, state).unwrap();
-    for part in StatePart::ALL {
+    for part in StatePart::all(STATES.len()) {
         let mut values = values(&layout, part);
         values.iter_mut().for_each(|value| *value += shift);
         writer.write(part, 0, &values).unwrap();
@@ -63,7 +70,7 @@ fn restored(
 ) -> Vec<std::result::Result<Vec<Restored>, ClusterError>> {
     in_processes(run_dirs, threads, move |context, run_dir| {
         let origin = (context.index() == 0).then(|| (START, origin()));
-        distribute(context, origin, &layout(), run_dir)
+        distribute(context, origin, (&layout(), &STATES), run_dir)
     })
 }
 
@@ -72,19 +79,21 @@ fn stored(run: &RunFolder) -> StateOrigin {
     let path = checkpoint_path(run.path(), START.step);
     StateOrigin::Checkpoint(Box::new(StoredState {
         copy: LocalCopy::of(&path, Wanted::Checkpoint).unwrap(),
-        files: StateFiles::open(&path, &layout()).unwrap(),
+        files: StateFiles::open(&path, &layout(), &STATES).unwrap(),
         token: run.token().map(str::to_owned),
     }))
 }
 
-/// Every worker has all parameters, and the moments of what it owns; those of a process share them. Answers the bytes that
+/// Every worker has all parameters, and the states of what it owns; those of a process share them. Answers the bytes that
 /// each process was sent.
 fn assert_restored(
     processes: Vec<std::result::Result<Vec<Restored>, ClusterError>>,
-    moments: Moments,
+    stored: Stored,
 ) -> Vec<u64> {
     let layout = layout();
-    let [parameters, expected @ ..] = StatePart::ALL.map(|part| values(&layout, part));
+    let mut parts = StatePart::all(STATES.len()).map(|part| values(&layout, part));
+    let parameters = parts.next().unwrap();
+    let expected: Vec<_> = parts.collect();
     let processes: Vec<_> = processes.into_iter().map(|process| process.unwrap()).collect();
     let workers: usize = processes.iter().map(Vec::len).sum();
     let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
@@ -95,16 +104,17 @@ fn assert_restored(
             assert_eq!(worker.start, START);
             assert!(*worker.state.parameters == parameters);
             assert!(Arc::ptr_eq(&worker.state.parameters, &restored[0].state.parameters));
-            let Some(found) = &worker.state.moments else {
-                assert!(moments == Moments::Zero);
+            let Some(found) = &worker.state.states else {
+                assert!(stored == Stored::Parameters);
                 continue;
             };
             let index = process * restored.len() + thread;
-            for (moment, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.len(), expected.len());
+            for (state, expected) in found.iter().zip(&expected) {
                 for (planned, _) in
                     chunks.chunks().iter().zip(&owners).filter(|(_, owner)| **owner == index)
                 {
-                    assert!(moment[planned.range.clone()] == expected[planned.range.clone()]);
+                    assert!(state[planned.range.clone()] == expected[planned.range.clone()]);
                 }
             }
         }
@@ -116,15 +126,15 @@ fn assert_restored(
 }
 
 /// Bytes that `process` needs where it sees nothing itself.
-fn needed_bytes(process: usize, processes: usize, threads: usize, moments: Moments) -> u64 {
+fn needed_bytes(process: usize, processes: usize, threads: usize, stored: Stored) -> u64 {
     let layout = layout();
     let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
     let owners = buckets.chunk_owners(&chunks, processes * threads);
     let of_process =
         chunks.chunks().iter().zip(owners).filter(|(_, owner)| owner / threads == process);
     let owned: usize = of_process.map(|(planned, _)| planned.range.len()).sum();
-    let moments = if moments == Moments::Stored { 2 * owned } else { 0 };
-    4 * (layout.parameter_elements() + moments) as u64
+    let states = if stored == Stored::States { STATES.len() * owned } else { 0 };
+    4 * (layout.parameter_elements() + states) as u64
 }
 
 #[test]
@@ -138,17 +148,17 @@ fn the_state_crosses_to_each_process_once_and_lies_there_once() {
         let run_dirs = vec![own; processes];
         let held = Arc::clone(&run);
         let found = restored(&run_dirs, threads, move || stored(&held));
-        let received = assert_restored(found, Moments::Stored);
+        let received = assert_restored(found, Stored::States);
         let parameters = values(&layout(), StatePart::Parameter);
         let initial = move || StateOrigin::Parameters(parameters.clone());
-        let begun = assert_restored(restored(&run_dirs, threads, initial), Moments::Zero);
+        let begun = assert_restored(restored(&run_dirs, threads, initial), Stored::Parameters);
         for process in 0..processes {
-            let needed = |moments| match process {
+            let needed = |stored| match process {
                 0 => 0,
-                _ => needed_bytes(process, processes, threads, moments),
+                _ => needed_bytes(process, processes, threads, stored),
             };
-            assert_eq!(received[process], needed(Moments::Stored), "{processes} x {threads}");
-            assert_eq!(begun[process], needed(Moments::Zero), "{processes} x {threads}");
+            assert_eq!(received[process], needed(Stored::States), "{processes} x {threads}");
+            assert_eq!(begun[process], needed(Stored::Parameters), "{processes} x {threads}");
         }
     }
 }
@@ -164,8 +174,8 @@ fn a_process_that_sees_the_checkpoint_is_sent_nothing() {
         let run_dirs = [run_dir.clone(), link.clone(), dir.path().join("missing")];
         let held = Arc::clone(&run);
         let found = restored(&run_dirs, threads, move || stored(&held));
-        let received = assert_restored(found, Moments::Stored);
-        assert_eq!(received, [0, 0, needed_bytes(2, 3, threads, Moments::Stored)]);
+        let received = assert_restored(found, Stored::States);
+        assert_eq!(received, [0, 0, needed_bytes(2, 3, threads, Stored::States)]);
     }
 }
 
@@ -183,7 +193,7 @@ fn another_folder_with_a_checkpoint_of_the_same_step_is_not_read() {
     let also_held = RunFolder::hold(&other).unwrap();
     let run_dirs = [run_dir, other, copy];
     let found = restored(&run_dirs, 1, move || stored(&run));
-    let received = assert_restored(found, Moments::Stored);
+    let received = assert_restored(found, Stored::States);
     assert!(received[1] > 0 && received[2] > 0);
     drop(also_held);
 }
@@ -196,7 +206,7 @@ fn a_checkpoint_that_another_has_replaced_is_not_read() {
     let run = RunFolder::hold(dir.path()).unwrap();
     let StateOrigin::Checkpoint(stored) = stored(&run) else { unreachable!() };
     let sight = |fingerprint| Sight { token: stored.token.clone().unwrap(), fingerprint };
-    let seen = |sight: Sight| see(dir.path(), &START, &sight, &layout()).is_some();
+    let seen = |sight: Sight| see(dir.path(), &START, &sight, (&layout(), &STATES)).is_some();
     assert!(seen(sight(stored.files.fingerprint())));
     assert!(!seen(sight("xxh3-128:another".to_owned())));
 }

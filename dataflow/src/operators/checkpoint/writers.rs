@@ -13,19 +13,19 @@ use timely::dataflow::channels::pushers::exchange::Distributor;
 #[derive(Clone, Debug, Default)]
 pub struct StateWriters {
     /// By part, and by chunk; none where it is worker 0.
-    workers: Option<Arc<[Vec<u32>; StatePart::ALL.len()]>>,
+    workers: Option<Arc<Vec<Vec<u32>>>>,
 }
 
 impl StateWriters {
-    /// The writers by part, in the order of [`StatePart::ALL`], and by chunk.
-    pub fn new(workers: [Vec<u32>; StatePart::ALL.len()]) -> Self {
+    /// The writers by part, in the order of [`StatePart::all`], and by chunk.
+    pub fn new(workers: Vec<Vec<u32>>) -> Self {
         Self { workers: Some(Arc::new(workers)) }
     }
 
     /// The worker that writes a part of a chunk.
     pub fn writer(&self, part: StatePart, chunk: usize) -> usize {
-        let workers = self.workers.as_ref().and_then(|workers| workers[part as usize].get(chunk));
-        workers.map_or(0, |&worker| worker as usize)
+        let workers = self.workers.as_ref().and_then(|workers| workers.get(part.index()));
+        workers.and_then(|workers| workers.get(chunk)).map_or(0, |&worker| worker as usize)
     }
 
     /// The worker that `header` goes to.
@@ -42,9 +42,9 @@ impl StateWriters {
         workers.map(|&worker| worker as usize).filter(|&worker| worker > 0).collect()
     }
 
-    /// How many parts of `chunks` chunks a worker writes.
-    pub(super) fn expected(&self, worker: usize, chunks: usize) -> usize {
-        let all = StatePart::ALL.into_iter();
+    /// How many parts of `chunks` chunks a worker writes, where the optimizer has `states` states.
+    pub(super) fn expected(&self, worker: usize, states: usize, chunks: usize) -> usize {
+        let all = StatePart::all(states);
         all.map(|part| (0..chunks).filter(|&it| self.writer(part, it) == worker).count()).sum()
     }
 

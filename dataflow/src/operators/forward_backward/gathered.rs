@@ -24,6 +24,13 @@ struct Place<B: Backend> {
     left: Option<B::Event>,
 }
 
+/// All of `parts`, from members in ascending order, beginning with that of the member behind `own`: began all members with the
+/// first, its link would carry what all receive, while the others' were idle.
+fn behind_first(parts: &[FromMember], own: usize) -> impl Iterator<Item = &FromMember> {
+    let (before, behind) = parts.split_at(parts.partition_point(|part| part.member <= own));
+    behind.iter().chain(before)
+}
+
 /// The two places, which stay from step to step.
 pub(super) struct GatheredParameters<B: Backend> {
     /// Which of those that hold the parameters computes with them.
@@ -104,7 +111,7 @@ impl<B: Backend> BlockByBlock<'_, B> {
         };
         for use_index in plan.needed(entered) {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
-            for of in fp32 {
+            for of in behind_first(fp32, *own) {
                 read(of, size_of::<f32>());
                 for Run { from, to } in &of.runs {
                     let values = self.members[of.member].in_fp32(from.clone())?;
@@ -112,7 +119,7 @@ impl<B: Backend> BlockByBlock<'_, B> {
                     backend.copy(stream, out, values)?;
                 }
             }
-            for of in activation {
+            for of in behind_first(activation, *own) {
                 read(of, size_of::<B::Activation>());
                 for Run { from, to } in &of.runs {
                     let values = self.members[of.member].rounded(from.clone())?;
@@ -192,5 +199,20 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
         let held = B::elements(&place.activation);
         let activation = Slice::new(&place.activation, *activation, rest(held, *activation))?;
         Lease::packed(packing, fp32, activation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_begin_with_different_ones() {
+        let parts = [0, 1, 3].map(|member| FromMember { member, runs: Vec::new() });
+        let of = |own| behind_first(&parts, own).map(|part| part.member).collect::<Vec<_>>();
+        assert_eq!(of(0), [1, 3, 0]);
+        assert_eq!(of(1), [3, 0, 1]);
+        assert_eq!(of(2), [3, 0, 1]);
+        assert_eq!(of(3), [0, 1, 3]);
     }
 }

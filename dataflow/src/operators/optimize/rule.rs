@@ -1,48 +1,78 @@
-//! What an update does: clipping, the learning rate and the optimizer's coefficients, by update.
+//! What an update does with a gradient, and at which pace.
 
 use std::sync::Arc;
 
-use tidemill_kernels::backend::AdamWStep;
+use tidemill_kernels::Backend;
 use tidemill_model::Decay;
-use tidemill_model::optimizer::{OptimizerSettings, clip_coefficient};
+use tidemill_model::optimizer::{OptimizerSettings, UpdateRule, UpdateScalars, clip_coefficient};
 use tidemill_model::schedule::ScheduleSettings;
 
 /// The learning rate of an update (from 1).
 pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
-/// The coefficients of an update (from 1) with a clipping coefficient, for decayed or exempt tensors.
-pub type AdamW = Arc<dyn Fn(u64, f32, Decay) -> AdamWStep + Send + Sync>;
-
-/// The optimizer and its schedule, as functions of the update: pure, the same on every worker.
+/// How far updates go: pure functions of the update, the same on every worker.
 #[derive(Clone)]
-pub struct UpdateRule {
+pub struct UpdatePace {
     /// The largest L2 norm of the mean gradient; without it gradients are not clipped.
     pub clip_norm: Option<f64>,
-    /// For the report.
+    /// The learning rate.
     pub learning_rate: LearningRate,
-    /// For the update.
-    pub adamw: AdamW,
 }
 
-impl UpdateRule {
-    /// The rule of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
-    pub fn new(optimizer: OptimizerSettings, schedule: ScheduleSettings, horizon: u64) -> Self {
-        let (clip_norm, base) = (optimizer.clip_norm, optimizer.learning_rate);
-        let learning_rate: LearningRate =
-            Arc::new(move |update| schedule.learning_rate(base, update, horizon));
-        let rate = Arc::clone(&learning_rate);
-        Self {
-            clip_norm: Some(clip_norm),
-            learning_rate,
-            adamw: Arc::new(move |update, coefficient, decay| {
-                optimizer.adamw_step(update, rate(update), f64::from(coefficient), decay)
-            }),
-        }
-    }
-
+impl UpdatePace {
     /// What the mean gradient is multiplied by, given its norm.
     pub fn coefficient(&self, norm: f64) -> f32 {
         self.clip_norm.map_or(1.0, |clip_norm| clip_coefficient(norm, clip_norm) as f32)
+    }
+}
+
+/// The optimizer and its schedule.
+pub struct ScheduledRule<B: Backend> {
+    /// How far updates go.
+    pub pace: UpdatePace,
+    /// What an update is. Anything that implements [`UpdateRule`] will do.
+    pub rule: Arc<dyn UpdateRule<B>>,
+}
+
+impl<B: Backend> Clone for ScheduledRule<B> {
+    fn clone(&self) -> Self {
+        Self { pace: self.pace.clone(), rule: Arc::clone(&self.rule) }
+    }
+}
+
+impl<B: Backend> ScheduledRule<B> {
+    /// That of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
+    pub fn new(optimizer: &OptimizerSettings, schedule: ScheduleSettings, horizon: u64) -> Self {
+        Self::with_rule(optimizer.rule(), optimizer, schedule, horizon)
+    }
+
+    /// The same with another `rule`: of `optimizer` it has the base learning rate and the norm that gradients are clipped to.
+    pub fn with_rule(
+        rule: Arc<dyn UpdateRule<B>>,
+        optimizer: &OptimizerSettings,
+        schedule: ScheduleSettings,
+        horizon: u64,
+    ) -> Self {
+        let (clip_norm, base) = (optimizer.clip_norm, optimizer.learning_rate);
+        let learning_rate: LearningRate =
+            Arc::new(move |update| schedule.learning_rate(base, update, horizon));
+        Self { pace: UpdatePace { clip_norm: Some(clip_norm), learning_rate }, rule }
+    }
+
+    /// How many states it has of every parameter.
+    pub(in crate::operators) fn states(&self) -> usize {
+        self.rule.states().len()
+    }
+
+    /// The numbers of `update` (from 1), given the clipping coefficient, for decayed or exempt tensors.
+    pub(in crate::operators) fn scalars(
+        &self,
+        update: u64,
+        coefficient: f32,
+        decay: Decay,
+    ) -> UpdateScalars {
+        let learning_rate = (self.pace.learning_rate)(update);
+        UpdateScalars { update, learning_rate, gradient_scale: coefficient, decay }
     }
 }
 
@@ -52,15 +82,11 @@ mod tests {
 
     #[test]
     fn clipping_scales_only_what_is_too_long() {
-        let mut rule = UpdateRule {
-            clip_norm: Some(1.0),
-            learning_rate: Arc::new(|_| 0.1),
-            adamw: Arc::new(|_, _, _| unreachable!()),
-        };
-        assert_eq!(rule.coefficient(0.5), 1.0);
-        assert_eq!(rule.coefficient(4.0), (1.0 / 4.000_001) as f32);
-        assert_eq!(rule.coefficient(0.0), 1.0);
-        rule.clip_norm = None;
-        assert_eq!(rule.coefficient(1e9), 1.0);
+        let mut pace = UpdatePace { clip_norm: Some(1.0), learning_rate: Arc::new(|_| 0.1) };
+        assert_eq!(pace.coefficient(0.5), 1.0);
+        assert_eq!(pace.coefficient(4.0), (1.0 / 4.000_001) as f32);
+        assert_eq!(pace.coefficient(0.0), 1.0);
+        pace.clip_norm = None;
+        assert_eq!(pace.coefficient(1e9), 1.0);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::rule::UpdateRule;
+use super::rule::UpdatePace;
 use super::tree_sum::tree_sum;
 use super::{SquareSum, StepReport};
 use crate::cluster::Failure;
@@ -36,7 +36,7 @@ struct StepLoss {
 /// Where a worker's optimizer stands.
 pub(super) struct OptimizerSchedule {
     plan: Arc<TrainingPlan>,
-    rule: UpdateRule,
+    pace: UpdatePace,
     workers: usize,
     step: u64,
     /// Counted tokens of all steps so far.
@@ -56,9 +56,9 @@ pub(super) struct OptimizerSchedule {
 }
 
 impl OptimizerSchedule {
-    pub(super) fn new(plan: &Arc<TrainingPlan>, rule: UpdateRule, workers: usize) -> Self {
+    pub(super) fn new(plan: &Arc<TrainingPlan>, pace: UpdatePace, workers: usize) -> Self {
         Self {
-            rule,
+            pace,
             workers,
             step: plan.first_step,
             total_tokens: plan.first_tokens,
@@ -192,11 +192,11 @@ impl OptimizerSchedule {
             let what = format!("the norm of the gradient is {grad_norm}");
             return Err(JobError::Step { step: update, what }.into());
         }
-        self.coefficient = Some(self.rule.coefficient(grad_norm));
+        self.coefficient = Some(self.pace.coefficient(grad_norm));
         // The next forward pass begins with what became final last.
         self.updates = (0..self.untaken.len()).rev().collect();
         self.outstanding = self.updates.len();
-        let learning_rate = (self.rule.learning_rate)(update);
+        let learning_rate = (self.pace.learning_rate)(update);
         self.total_tokens += tokens;
         let total_tokens = self.total_tokens;
         Ok(Some(StepReport {
@@ -311,12 +311,8 @@ mod tests {
     fn schedule_of(workers: usize) -> OptimizerSchedule {
         let mut plan = two_buckets();
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::MIN);
-        let rule = UpdateRule {
-            clip_norm: None,
-            learning_rate: Arc::new(|_| 0.5),
-            adamw: Arc::new(|_, _, _| unreachable!("nothing is computed here")),
-        };
-        OptimizerSchedule::new(&Arc::new(plan), rule, workers)
+        let pace = UpdatePace { clip_norm: None, learning_rate: Arc::new(|_| 0.5) };
+        OptimizerSchedule::new(&Arc::new(plan), pace, workers)
     }
 
     fn loss(step: u64, lane: u32) -> LaneLoss {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tidemill_collective::StatePart;
-use tidemill_kernels::{Backend, Slice};
+use tidemill_kernels::{Backend, KernelError, Slice};
 use tidemill_model::{Device, JoinRoom, MasterPlace, Parameters};
 
 use crate::cluster::Failure;
@@ -25,12 +25,12 @@ pub(in crate::operators) enum Staging {
 }
 
 impl Staging {
-    /// How cuts are kept: the memory of the host decides.
-    pub(super) fn of(plan: &TrainingPlan) -> Self {
+    /// How cuts of parameters and `states` states of the optimizer are kept: the memory of the host decides.
+    pub(super) fn of(plan: &TrainingPlan, states: usize) -> Self {
         let chunks = plan.chunks.chunks();
         let elements = chunks.last().map_or(0, |chunk| chunk.range.end);
         // That of all workers, which may be of this machine.
-        let bytes = (StatePart::ALL.len() * size_of::<f32>()).saturating_mul(elements);
+        let bytes = ((1 + states) * size_of::<f32>()).saturating_mul(elements);
         let is_room = bytes <= plan.staging_bytes.unwrap_or_else(|| available_bytes() / 2);
         match plan.checkpoints {
             CheckpointCuts::Every(_) if is_room => Self::OnHost,
@@ -39,65 +39,88 @@ impl Staging {
     }
 }
 
-/// Parameters and moments of what a worker owns, in memory of the host.
+/// Parameters and states of the optimizer of what a worker owns, in memory of the host.
 pub(super) enum Staged<B: Backend> {
     /// Cuts are not copied, or the memory is not there yet.
     Nothing,
     /// In memory that the device copies to by itself.
-    Pinned([B::Pinned<f32>; 3]),
+    Pinned(StagedParts<B::Pinned<f32>>),
     /// The same where there is no such memory.
-    Read([Vec<f32>; 3]),
+    Read(StagedParts<Vec<f32>>),
+}
+
+/// What is staged, by part.
+pub(super) struct StagedParts<T> {
+    parameters: T,
+    states: Vec<T>,
+}
+
+impl<T> StagedParts<T> {
+    fn part(&self, part: StatePart) -> Option<&T> {
+        match part {
+            StatePart::Parameter => Some(&self.parameters),
+            StatePart::State(state) => self.states.get(usize::from(state)),
+        }
+    }
 }
 
 impl<B: Backend> Staged<B> {
-    /// Takes the memory for `elements` elements of each part.
-    pub(super) fn prepare(backend: &B, staging: Staging, elements: usize) -> Self {
+    /// Takes the memory for `elements` elements of the parameters and of each of `states` states.
+    pub(super) fn prepare(backend: &B, staging: Staging, states: usize, elements: usize) -> Self {
         if staging == Staging::InPlace {
             return Self::Nothing;
         }
-        let pinned = |_| {
+        let pinned = || {
             progress::moved();
             backend.pinned::<f32>(elements)
         };
-        let pinned: Result<Vec<_>, _> = StatePart::ALL.into_iter().map(pinned).collect();
-        match pinned.map(<[_; 3]>::try_from) {
-            Ok(Ok(pinned)) => Self::Pinned(pinned),
-            Ok(Err(_)) => Self::Nothing,
+        let pinned_parts = || -> Result<_, KernelError> {
+            let parameters = pinned()?;
+            let states = (0..states).map(|_| pinned()).collect::<Result<_, _>>()?;
+            Ok(StagedParts { parameters, states })
+        };
+        match pinned_parts() {
+            Ok(pinned) => Self::Pinned(pinned),
             Err(error) => {
                 tracing::warn!("{error}: steps wait for checkpoints to be copied");
-                Self::Read(Default::default())
+                Self::read(states, elements)
             }
         }
     }
 
-    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and the moments, which are of all of
+    /// Memory that the device does not copy to by itself.
+    fn read(states: usize, elements: usize) -> Self {
+        let (parameters, states) = (vec![0.0; elements], vec![Vec::new(); states]);
+        Self::Read(StagedParts { parameters, states })
+    }
+
+    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and the states, which are of all of
     /// them. What is pinned is there once the device stream has run.
     pub(super) fn copy(
         &mut self,
         device: &mut Device<'_, B>,
         (masters, room): (&Parameters<B>, &mut JoinRoom<B>),
         owned: impl Iterator<Item = (MasterPlace, usize)>,
-        moments: &[B::Buffer<f32>; 2],
+        states: &[B::Buffer<f32>],
     ) -> Result<(), Failure> {
         match self {
             Self::Nothing => return Err(NOT_STAGED.into()),
-            Self::Pinned([parameters, exp_avg, exp_avg_sq]) => {
+            Self::Pinned(StagedParts { parameters, states: outs }) => {
                 for (place, start) in owned {
                     masters.read_async(device, &place, (parameters, start), room)?;
                 }
-                for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
-                    device.backend.read_async(device.stream, out, 0, Slice::all(moment))?;
+                for (state, out) in states.iter().zip(outs) {
+                    device.backend.read_async(device.stream, out, 0, Slice::all(state))?;
                 }
             }
-            Self::Read([parameters, exp_avg, exp_avg_sq]) => {
+            Self::Read(StagedParts { parameters, states: outs }) => {
                 let _waiting = progress::during(Phase::WaitingForDevice);
-                parameters.resize(B::elements(&moments[0]), 0.0);
                 for (place, start) in owned {
                     let out = &mut parameters[start..start + place.range.len()];
                     masters.read(device, &place, out, room)?;
                 }
-                for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
-                    *out = device.backend.to_vec(device.stream, Slice::all(moment))?;
+                for (state, out) in states.iter().zip(outs) {
+                    *out = device.backend.to_vec(device.stream, Slice::all(state))?;
                 }
             }
         }
@@ -115,9 +138,10 @@ impl<B: Backend> Staged<B> {
             Self::Nothing => Ok(None),
             Self::Pinned(pinned) => {
                 let _waiting = progress::during(Phase::WaitingForDevice);
-                Ok(Some(backend.pinned_values(&pinned[part as usize])?[inside].to_vec()))
+                let pinned = pinned.part(part).ok_or(NOT_STAGED)?;
+                Ok(Some(backend.pinned_values(pinned)?[inside].to_vec()))
             }
-            Self::Read(read) => Ok(Some(read[part as usize][inside].to_vec())),
+            Self::Read(read) => Ok(Some(read.part(part).ok_or(NOT_STAGED)?[inside].to_vec())),
         }
     }
 }
@@ -145,27 +169,28 @@ mod tests {
         let held = Held::whole::<Cpu>(&layout);
         let masters = Parameters::with_masters(&mut device, &layout, held, &arena, &[all]).unwrap();
         let mut room = JoinRoom::default();
-        let mut moments = [(); 2].map(|()| backend.allocate::<f32>(device.stream, 24).unwrap());
-        for (index, moment) in moments.iter_mut().enumerate() {
+        let mut states = [(); 2].map(|()| backend.allocate::<f32>(device.stream, 24).unwrap());
+        for (index, state) in states.iter_mut().enumerate() {
             let values: Vec<f32> = (0..24).map(|value| (value + 100 * index) as f32).collect();
-            backend.write(device.stream, SliceMut::all(moment), &values).unwrap();
+            backend.write(device.stream, SliceMut::all(state), &values).unwrap();
         }
         let place = |range: Range<usize>| MasterPlace { start: range.start, range };
         let owned = [(place(40..56), 0), (place(8..16), 16)];
-        let pinned = Staged::prepare(&backend, Staging::OnHost, 24);
+        let pinned = Staged::prepare(&backend, Staging::OnHost, 2, 24);
         assert!(matches!(pinned, Staged::Pinned(_)));
-        for mut staged in [pinned, Staged::Read(Default::default())] {
+        for mut staged in [pinned, Staged::read(2, 24)] {
             let owned = owned.clone().into_iter();
-            staged.copy(&mut device, (&masters, &mut room), owned, &moments).unwrap();
+            staged.copy(&mut device, (&masters, &mut room), owned, &states).unwrap();
             let values = |part, inside| staged.values(&backend, part, inside).unwrap().unwrap();
             assert_eq!(values(StatePart::Parameter, 14..18), [54.0, 55.0, 8.0, 9.0]);
-            assert_eq!(values(StatePart::ExpAvg, 22..24), [22.0, 23.0]);
-            assert_eq!(values(StatePart::ExpAvgSq, 0..2), [100.0, 101.0]);
+            assert_eq!(values(StatePart::State(0), 22..24), [22.0, 23.0]);
+            assert_eq!(values(StatePart::State(1), 0..2), [100.0, 101.0]);
+            assert!(staged.values(&backend, StatePart::State(2), 0..2).is_err());
         }
-        let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 24);
-        assert!(nothing.values(&backend, StatePart::ExpAvg, 0..2).unwrap().is_none());
+        let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 2, 24);
+        assert!(nothing.values(&backend, StatePart::State(0), 0..2).unwrap().is_none());
         assert!(
-            nothing.copy(&mut device, (&masters, &mut room), owned.into_iter(), &moments).is_err()
+            nothing.copy(&mut device, (&masters, &mut room), owned.into_iter(), &states).is_err()
         );
     }
 }

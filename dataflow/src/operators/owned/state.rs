@@ -11,6 +11,7 @@ use tidemill_collective::communicator::{Key, Values, ValuesMut};
 use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_model::optimizer::{UpdateViews, check_states};
 use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
 
 use super::communication::CommunicationLedger;
@@ -23,12 +24,14 @@ use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::{Lender, TakenBack};
-use crate::operators::optimize::UpdateRule;
+use crate::operators::optimize::ScheduledRule;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
 use crate::operators::ticket::{Ready, Ticket};
 
 const NO_SUMS: GraphError =
     GraphError::Order { what: "the mean of gradients", missing: "their sums" };
+const NO_STATE: GraphError =
+    GraphError::Order { what: "a snapshot", missing: "such a state of the update rule" };
 const LENT: GraphError = GraphError::Order { what: "an update", missing: "the end of the step" };
 
 /// The gradients of all uses over all lanes.
@@ -45,7 +48,7 @@ pub(super) struct OwnedState<B: Backend> {
     stream: B::DeviceStream,
     /// What is copied to the host waits for no sums there.
     snapshots: B::DeviceStream,
-    rule: UpdateRule,
+    rule: ScheduledRule<B>,
     plan: Arc<TrainingPlan>,
     tree: Tree,
     /// Rounds of a step's lanes.
@@ -66,8 +69,9 @@ pub(super) struct OwnedState<B: Backend> {
     squared: Vec<usize>,
     /// Buckets of the step whose means were formed.
     means: usize,
-    /// Of what is owned.
-    moments: [B::Buffer<f32>; 2],
+    /// Elements that are owned, and the states of them that the update rule names.
+    owned: usize,
+    states: Vec<B::Buffer<f32>>,
     room: JoinRoom<B>,
     /// Buckets of the step that were gathered.
     gathered: usize,
@@ -89,7 +93,8 @@ impl<B: Backend> OwnedState<B> {
         let mut state = Self::new(parts, plan, place)?;
         let begun = state.lend();
         // It takes long for much of it: while the first step computes.
-        state.staged = Staged::prepare(&*state.backend, staging, B::elements(&state.moments[0]));
+        let states = state.states.len();
+        state.staged = Staged::prepare(&*state.backend, staging, states, state.owned);
         let ended = begun.and_then(|()| state.run(jobs));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
@@ -108,6 +113,7 @@ impl<B: Backend> OwnedState<B> {
     ) -> Result<Self, Failure> {
         progress::enter(Phase::PreparingDevice, 0);
         let Optimizer { backend, layout, state, lender, rule } = parts;
+        check_states(rule.rule.states())?;
         let decays = decay_runs(layout);
         let lanes = plan.batch.lane_schedule(workers)?;
         let mut kernels = vec![KernelGroup::Optimizer, KernelGroup::GradientSums];
@@ -128,10 +134,16 @@ impl<B: Backend> OwnedState<B> {
             Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
             None => Sums::Alone(None),
         };
-        let mut moments = [allocate(owned)?, allocate(owned)?];
+        let states = (0..rule.states()).map(|_| allocate(owned));
+        let mut states = states.collect::<Result<Vec<_>, _>>()?;
+        let arenas = state.states.as_deref().unwrap_or_default();
+        if state.states.is_some() && arenas.len() != states.len() {
+            let (expected, found) = (states.len(), arenas.len());
+            return Err(GraphError::InitialStates { expected, found }.into());
+        }
         let chunks = buckets.iter().map(|bucket| bucket.part.chunks.len()).sum();
         let squares = backend.allocate(&mut stream, chunks)?;
-        for (buffer, arena) in moments.iter_mut().zip(state.moments.iter().flatten()) {
+        for (buffer, arena) in states.iter_mut().zip(arenas) {
             for OwnedBucket { part, .. } in &buckets {
                 let values = values(arena, &part.range)?;
                 let out = SliceMut::new(buffer, part.start, values.len())?;
@@ -158,7 +170,8 @@ impl<B: Backend> OwnedState<B> {
             squares,
             squared: Vec::new(),
             means: 0,
-            moments,
+            owned,
+            states,
             room: JoinRoom::default(),
             gathered: 0,
             staged: Staged::Nothing,
@@ -303,11 +316,10 @@ impl<B: Backend> OwnedState<B> {
         if let Some(copied) = self.copied.take() {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
-        let Self { backend, stream, snapshots, rule, lender, decays, sums, .. } = self;
+        let Self { backend, stream, snapshots, rule, lender, decays, sums, states, .. } = self;
         let OwnedBucket { part, slots, gathered, beside, .. } = &self.buckets[bucket];
         let OwnedPart { range, start, .. } = part;
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-        let [exp_avg, exp_avg_sq] = &mut self.moments;
         let decays = decays.iter().filter_map(|(run, decay)| {
             let run = run.start.max(range.start)..run.end.min(range.end);
             (!run.is_empty()).then_some((run, *decay))
@@ -322,14 +334,14 @@ impl<B: Backend> OwnedState<B> {
             parameters.update(&mut device, &part.place(), |device, mut masters| {
                 for (run, decay) in decays {
                     let (first, elements) = (run.start - range.start, run.len());
-                    device.backend.adamw_master(
-                        device.stream,
-                        masters.reborrow().sub(first, elements)?,
-                        SliceMut::new(exp_avg, start + first, elements)?,
-                        SliceMut::new(exp_avg_sq, start + first, elements)?,
-                        Slice::new(mean, at + first, elements)?,
-                        (rule.adamw)(update, coefficient, decay),
-                    )?;
+                    let states = states.iter_mut();
+                    let states = states.map(|state| SliceMut::new(state, start + first, elements));
+                    let views = UpdateViews {
+                        parameters: masters.reborrow().sub(first, elements)?,
+                        states: states.collect::<Result<_, _>>()?,
+                        gradient: Slice::new(mean, at + first, elements)?,
+                    };
+                    rule.rule.update(device, views, rule.scalars(update, coefficient, decay))?;
                 }
                 Ok(())
             })?;
@@ -388,7 +400,7 @@ impl<B: Backend> OwnedState<B> {
         let owned = self.buckets.iter().map(|bucket| &bucket.part);
         let owned = owned.filter(|part| !part.range.is_empty());
         let owned = owned.map(|part| (part.place(), part.start));
-        self.staged.copy(&mut device, (&self.parameters, &mut self.room), owned, &self.moments)?;
+        self.staged.copy(&mut device, (&self.parameters, &mut self.room), owned, &self.states)?;
         self.copied = Some(backend.record(stream)?);
         Ok(())
     }
@@ -406,18 +418,16 @@ impl<B: Backend> OwnedState<B> {
         let _waiting = progress::during(Phase::WaitingForDevice);
         // Reading waits for the copy, so that the next update comes after it.
         let mut device = Device { backend: &*self.backend, stream: &mut self.snapshots };
-        let [exp_avg, exp_avg_sq] = &self.moments;
-        let moment = match part {
+        let from = match part {
             StatePart::Parameter => {
                 let mut values = vec![0.0; range.len()];
                 let place = MasterPlace { range, start };
                 self.parameters.read(&mut device, &place, &mut values, &mut self.room)?;
                 return Ok(values);
             }
-            StatePart::ExpAvg => exp_avg,
-            StatePart::ExpAvgSq => exp_avg_sq,
+            StatePart::State(state) => self.states.get(usize::from(state)).ok_or(NO_STATE)?,
         };
-        let from = Slice::new(moment, start, range.len())?;
+        let from = Slice::new(from, start, range.len())?;
         Ok(device.backend.to_vec(device.stream, from)?)
     }
 }

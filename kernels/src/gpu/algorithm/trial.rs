@@ -100,7 +100,9 @@ pub(super) struct Trial<D: Driver> {
     layouts: [Layout; 2],
     factors: [Placed<D>; 2],
     out: Placed<D>,
-    /// What `out` holds before a product that adds: [`PERIOD`] rows.
+    /// What a product is added to where that is not its output.
+    base: Option<Placed<D>>,
+    /// What is added to holds before a product that adds: [`PERIOD`] rows.
     before: Option<D::Memory>,
     /// What is added to rows, where something is: the same whatever the operands hold.
     bias: Option<(D::Memory, Vec<f32>)>,
@@ -149,7 +151,10 @@ impl<D: Driver> Trial<D> {
         };
         let left = place(&product.a, layouts[0].bytes())?;
         let right = place(&product.b, layouts[1].bytes())?;
-        let out = place(&product.out, rows.saturating_mul(row_bytes))?;
+        let out_bytes = rows.saturating_mul(row_bytes);
+        let out = place(&product.out, out_bytes)?;
+        let is_onto = product.output == Output::Add && product.base != product.out.address;
+        let base = is_onto.then(|| place(&product.out, out_bytes)).transpose()?;
         let before = match product.output {
             Output::Overwrite => None,
             Output::Add => Some(driver.allocate(queue, PERIOD * row_bytes)?),
@@ -170,7 +175,7 @@ impl<D: Driver> Trial<D> {
                 .zip(bias.as_ref())
                 .map(|(given, (memory, _))| Bias { address: D::address(memory), ..given }),
             out: out.of(product.out),
-            base: out.of(product.out).address,
+            base: base.as_ref().unwrap_or(&out).of(product.out).address,
             a: left.of(product.a),
             b: right.of(product.b),
             batch: product.batch.map(|_| Batch {
@@ -183,7 +188,19 @@ impl<D: Driver> Trial<D> {
         };
         let factors = [left, right];
         let held = None;
-        Ok(Self { product, rows, entries, layouts, factors, out, before, bias, row_bytes, held })
+        Ok(Self {
+            product,
+            rows,
+            entries,
+            layouts,
+            factors,
+            out,
+            base,
+            before,
+            bias,
+            row_bytes,
+            held,
+        })
     }
 
     /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
@@ -375,7 +392,8 @@ impl<D: Driver> Trial<D> {
                 }
                 Some(period) => {
                     let period = (period, PERIOD * self.row_bytes);
-                    self.out.repeat(driver, queue, [start, start + bytes], period)?;
+                    let base = self.base.as_ref().unwrap_or(&self.out);
+                    base.repeat(driver, queue, [start, start + bytes], period)?;
                 }
             }
         }

@@ -20,11 +20,15 @@ const THREADS: u32 = 256;
 const SHORT_WIDTH: usize = 512;
 /// Columns that a thread loads at once.
 const COLUMNS: usize = 4;
-/// The most rows, and the most columns of them, that the forward norm of few rows is given. It gives the same bits.
+/// The most rows that the forward norm of few rows is given. It gives the same bits.
 const FEW_ROWS: usize = 32;
-const FEW_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
+/// The most columns of rows that registers hold.
+const HELD_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
 /// Packs of a row that a thread holds in registers: `KEPT` of norm.h.
 const KEPT: usize = 4;
+/// Columns of rows that a backward norm holds of which it loads the next row ahead, a pack or two of each thread. (Of more packs it is
+/// slower: a multiprocessor has one block then.)
+const COLUMNS_AHEAD: [usize; 2] = [THREADS as usize * COLUMNS, 2 * THREADS as usize * COLUMNS];
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
 
@@ -98,6 +102,9 @@ pub(in crate::gpu) struct Norm {
     variants: Variants,
     /// The forward kernel for few rows of a block's width, all of whose loads are wide.
     few: Option<KernelName>,
+    /// The backward kernels, for rows of a block's width, that load the next row ahead: for rows of up to so many columns as
+    /// [`COLUMNS_AHEAD`] says. They give the same bits as those of all widths.
+    ahead: Option<[KernelName; 2]>,
 }
 
 macro_rules! norm {
@@ -111,10 +118,17 @@ macro_rules! norm {
                 [concat!($variants, "_short_wide"), concat!($variants, "_short_single")],
             ],
             few: None,
+            ahead: None,
         }
     };
     (forward $($of:tt),*; $variants:literal) => {
         Norm { few: Some(concat!($variants, "_few")), ..norm!($($of),*, $variants) }
+    };
+    (backward $($of:tt),*; $variants:literal) => {
+        Norm {
+            ahead: Some([concat!($variants, "_ahead_narrow"), concat!($variants, "_ahead")]),
+            ..norm!($($of),*, $variants)
+        }
     };
 }
 
@@ -123,7 +137,7 @@ pub(in crate::gpu) const RMS_NORM_FORWARD: Norm =
     norm!(forward "rms_norm_forward", RMS_NORM, ("reciprocal_rms", 1); "rms_norm_forward");
 /// RMSNorm, backward.
 pub(in crate::gpu) const RMS_NORM_BACKWARD: Norm =
-    norm!("rms_norm_backward", RMS_NORM, ("reciprocal_rms", 1), "rms_norm_backward");
+    norm!(backward "rms_norm_backward", RMS_NORM, ("reciprocal_rms", 1); "rms_norm_backward");
 
 /// Means, and reciprocal deviations.
 const OF_LAYER_NORM: (&str, usize) = ("statistics", 2);
@@ -153,7 +167,7 @@ pub(in crate::gpu) fn layer_norm_backward<D: Driver, P: Precision>(
     let kernel = "layer_norm_backward";
     match x {
         NormInput::Residual(_) => {
-            norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_backward_residual")
+            norm!(backward kernel, LAYER_NORM, OF_LAYER_NORM; "layer_norm_backward_residual")
         }
         NormInput::Activation(_) => {
             norm!(
@@ -264,7 +278,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
         operands.activations.push((arguments.y, arguments.y_stride));
         let access = operands.access::<P::Activation>(width);
-        let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=FEW_COLUMNS).contains(&width);
+        let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=HELD_COLUMNS).contains(&width);
         let (name, teams) = match (norm.few, access) {
             (Some(few), Access::Wide) if is_few => (few, 1),
             _ => self.norm_variant(norm, access, width),
@@ -341,7 +355,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         operands.fp32.push((arguments.weight, 0));
         let access = operands.access::<P::Activation>(width);
-        let (name, teams) = self.norm_variant(norm, access, width);
+        let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
+        let (name, teams) = match (norm.ahead.zip(place), access) {
+            (Some((ahead, place)), Access::Wide) if width > SHORT_WIDTH => (ahead[place], 1),
+            _ => self.norm_variant(norm, access, width),
+        };
         let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
         unsafe { self.launch(stream, norm.source, name, launch, arguments) }?;

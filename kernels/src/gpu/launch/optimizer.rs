@@ -15,9 +15,9 @@ use crate::gpu::{Gpu, GpuStream};
 use crate::master::{Master, MasterMut, Run, check_runs};
 use crate::view::{Slice, SliceMut};
 
-const THREADS: u32 = 256;
-/// Elements that a block of `adamw` updates: four a thread.
-const UPDATED: usize = 4 * THREADS as usize;
+pub(super) const THREADS: u32 = 256;
+/// Elements that a block updates: four a thread.
+pub(super) const UPDATED: usize = 4 * THREADS as usize;
 /// Elements that a block converts: eight a thread.
 const CONVERTED: usize = 8 * THREADS as usize;
 /// `RUNS` of optimizer.cu.
@@ -54,7 +54,7 @@ struct AdamW {
 /// `SplitMaster` of optimizer.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct SplitMaster {
+pub(super) struct SplitMaster {
     rounded: Address,
     remainder: Address,
 }
@@ -145,7 +145,7 @@ impl Update {
 }
 
 impl SplitMaster {
-    fn of(rounded: &impl Place, remainder: &impl Place) -> Self {
+    pub(super) fn of(rounded: &impl Place, remainder: &impl Place) -> Self {
         Self { rounded: rounded.address(), remainder: remainder.address() }
     }
 
@@ -157,7 +157,7 @@ impl SplitMaster {
     }
 
     /// Which loads of `bytes` bytes both halves allow.
-    fn access(self, bytes: u64) -> Access {
+    pub(super) fn access(self, bytes: u64) -> Access {
         Access::of(bytes, &[(self.rounded, 0), (self.remainder, 0)])
     }
 }

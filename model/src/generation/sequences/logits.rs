@@ -6,12 +6,12 @@ use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use super::{Rows, Sequences, table_rows};
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, Piece};
+use crate::generation::incremental::Piece;
 use crate::language_model::LanguageModel;
 use crate::norm::NormPass;
 use crate::trainable::Device;
 
-impl<B: Backend, Body: Incremental<B>> Sequences<'_, B, Body> {
+impl<B: Backend> Sequences<'_, B> {
     /// The logits after the newest token of every sequence: `logits[b, v]`, without padding.
     ///
     /// # Errors
@@ -134,8 +134,8 @@ impl<B: Backend, Body: Incremental<B>> Sequences<'_, B, Body> {
 }
 
 /// `logits[b, v]` on the device.
-fn without_padding<'a, B: Backend, Body>(
-    model: &LanguageModel<Body>,
+fn without_padding<'a, B: Backend>(
+    model: &LanguageModel<B>,
     logits: &'a B::Buffer<f32>,
     sequences: usize,
 ) -> Result<Matrix<'a, B, f32>> {

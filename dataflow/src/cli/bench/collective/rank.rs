@@ -16,6 +16,9 @@ use super::arena::DeviceArena;
 use super::measure::{Arm, Exchange, Exchanged, Look, Memory, Plan};
 use crate::cluster::{Failure, WorkerContext};
 
+/// Device streams that devices exchange by which read each other's memory.
+const STREAMS: usize = 4;
+
 /// A bucket as one rank sees it.
 struct Bucket {
     /// Its elements of the arena.
@@ -72,9 +75,9 @@ impl<B: Backend> Worker<B> {
                 until.to_stream(scope).carry(courier, DEFAULT_WINDOW_BYTES);
             });
         }
-        // Buckets take turns on two: while one of them ends or begins, the other keeps the link busy. A library orders what it
+        // Buckets take turns on several: while one of them ends or begins, others keep the link busy. A library orders what it
         // moves by one.
-        let streams = if way == Way::Devices { 2 } else { 1 };
+        let streams = if way == Way::Devices { STREAMS } else { 1 };
         let memory = DeviceArena::new(backend, elements, streams)?;
         Ok(Self { rank: Rank { memory, end, round: 0 }, way, _until: until })
     }

@@ -1,6 +1,8 @@
 //! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
 
-use tidemill_kernels::backend::{AdamWStep, LogitGradient, NormGradient, NormInput, Output};
+use tidemill_kernels::backend::{
+    AdamWStep, LionStep, LogitGradient, NormGradient, NormInput, Output,
+};
 use tidemill_kernels::master::remainder_elements;
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, MasterMut, MemoryPlace, Slice, SliceMut};
@@ -216,6 +218,28 @@ pub(super) fn adamw_master<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize
     })?;
     let work = Work::bytes(28.0 * elements as f64);
     Ok(vec![arena_line("adamw_master", "update", elements, work, milliseconds)])
+}
+
+/// Of masters, as a run has them.
+pub(super) fn lion<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
+    let elements = arena_elements(bench);
+    let gradient = bench.floats(elements, [-1.0, 1.0])?;
+    let mut rounded = bench.room::<B::Activation>(elements)?;
+    let mut remainder = bench.room::<u16>(remainder_elements::<B>(elements))?;
+    let mut exp_avg = bench.room::<f32>(elements)?;
+    let step = LionStep {
+        learning_rate: 1e-4,
+        beta1: 0.9,
+        beta2: 0.99,
+        decay_factor: 0.999,
+        gradient_scale: 1.0,
+    };
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        let master = MasterMut::new(SliceMut::all(&mut rounded), SliceMut::all(&mut remainder))?;
+        backend.lion(stream, master, SliceMut::all(&mut exp_avg), Slice::all(&gradient), step)
+    })?;
+    let work = Work::bytes(20.0 * elements as f64);
+    Ok(vec![arena_line("lion", "update", elements, work, milliseconds)])
 }
 
 pub(super) fn accumulate<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {

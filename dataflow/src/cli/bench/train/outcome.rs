@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use tidemill_kernels::backend::KernelTime;
-use tidemill_model::Model;
+use tidemill_model::Blueprint;
 
 use super::TrainBench;
 use crate::batch::BatchPlan;
@@ -29,7 +29,7 @@ pub(super) struct Measured {
 pub(super) struct Outcome<'a> {
     pub bench: &'a TrainBench,
     pub cut: &'a BatchPlan,
-    pub model: &'a Model,
+    pub model: &'a Blueprint,
     /// Of all processes.
     pub workers: usize,
     pub processes: usize,

@@ -19,7 +19,7 @@ struct Flags {
 fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
     let sizes = ["bench", "--vocab-size", "31", "--seq-len", "4", "--samples-per-step", "8"];
     let bench = Flags::try_parse_from([&sizes, flags].concat()).unwrap().bench;
-    let model = Arc::new(bench.model().unwrap());
+    let model = bench.model().unwrap();
     let bytes = bytes_per_parameter * model.layout().parameter_elements();
     let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
     let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));

@@ -19,6 +19,15 @@ pub const CANONICAL_ENTRIES: usize = 4;
 /// Numbers of entries that an algorithm must accept to be chosen: all that there can be, as it is kept for any.
 pub const PROBED_ENTRIES: RangeInclusive<usize> = 1..=MOST_ENTRIES;
 
+/// What a product is added to. One algorithm may add in another order where that is its output than where it is not: cuBLASLt 13.1
+/// adds a bias before it there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Base {
+    Nothing,
+    Output,
+    Another,
+}
+
 /// What an algorithm is pinned to, and what a plan is made for: a product without the addresses of matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -26,7 +35,7 @@ pub struct Key {
     n: usize,
     k: usize,
     operands: [(usize, bool, ElementKind, usize); 3],
-    output: bool,
+    base: Base,
     /// With its address: a plan names it.
     bias: Option<(Address, ElementKind)>,
     rows: Rows,
@@ -43,7 +52,11 @@ impl Key {
             n: product.n,
             k: product.k,
             operands: [shape(&product.out), shape(&product.a), shape(&product.b)],
-            output: product.output == Output::Add,
+            base: match product.output {
+                Output::Overwrite => Base::Nothing,
+                Output::Add if product.base == product.out.address => Base::Output,
+                Output::Add => Base::Another,
+            },
             bias: product.bias.map(|Bias { address, element }| (address, element)),
             rows: product.rows,
             batch: product.batch,

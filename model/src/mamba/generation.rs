@@ -1,4 +1,4 @@
-//! A Mamba block as the recurrence that it is: a state that every token moves on.
+//! A Mamba block token by token: the recurrence that it is: a state that every token moves on.
 //!
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
 
@@ -6,8 +6,8 @@ use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
-use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
+use crate::error::Result;
+use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
@@ -53,7 +53,7 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     type State = MambaState<B>;
     type Workspace = MambaRows<B>;
 
-    fn kernels(&self) -> Vec<KernelGroup> {
+    fn generation_kernels(&self) -> Vec<KernelGroup> {
         let scan = KernelGroup::SelectiveScanPiece { channels: self.inner, states: self.states };
         vec![self.norm.kernels(), KernelGroup::CausalConv1dPiece, scan]
     }
@@ -61,28 +61,22 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaState<B>> {
         let Device { backend, stream } = device;
         Ok(MambaState {
-            // One tap remembers nothing, but no device likes a buffer of no elements.
+            // One tap remembers nothing, but devices refuse a buffer of no elements.
             conv: backend.allocate(stream, (room.sequences * self.conv_elements()).max(1))?,
             scan: backend.allocate(stream, room.sequences * self.scan_elements())?,
         })
     }
 
-    fn plan_workspace(
-        blocks: &[&Self],
-        device: &mut Device<'_, B>,
-        room: Room,
-    ) -> Result<MambaRows<B>> {
-        let none = || ModelError::config("n_layers", "at least 1", 0);
-        let block = blocks.iter().max_by_key(|block| block.inner).ok_or_else(none)?;
-        let (rows, d, e) = (room.rows, block.width, block.inner);
-        let norm = block.norm.plan(device, GrainRows::new(rows, rows)?)?;
+    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaRows<B>> {
+        let (rows, d, e) = (room.rows, self.width, self.inner);
+        let norm = self.norm.plan(device, GrainRows::new(rows, rows)?)?;
         let Device { backend, stream } = device;
         Ok(MambaRows {
             norm,
             normed: backend.allocate(stream, rows * d)?,
             xz: backend.allocate(stream, rows * 2 * e)?,
             x: backend.allocate(stream, rows * e)?,
-            dt_bc: backend.allocate(stream, rows * block.dt_bc_width())?,
+            dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
             delta_raw: backend.allocate(stream, rows * e)?,
             gated: backend.allocate(stream, rows * e)?,
         })
@@ -103,7 +97,6 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         device: &mut Device<'_, B>,
         state: &mut MambaState<B>,
         kept: &[usize],
-        _room: Room,
     ) -> Result<()> {
         keep_rows(device, &mut state.conv, self.conv_elements(), kept)?;
         keep_rows(device, &mut state.scan, self.scan_elements(), kept)

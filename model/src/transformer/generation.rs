@@ -1,4 +1,4 @@
-//! A transformer block that goes on: keys and values of everything seen, which every new token attends to.
+//! A transformer block token by token: keys and values of everything seen, which every new token attends to.
 //!
 //! Memory grows with the tokens; room for all that a sequence may have is taken at once, so that the same buffers serve every
 //! token. Rows that pad a piece write into the cache too, past the tokens of their sequence: nothing reads them before they are
@@ -9,7 +9,7 @@ use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
+use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
@@ -52,7 +52,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     type State = TransformerState<B>;
     type Workspace = TransformerRows<B>;
 
-    fn kernels(&self) -> Vec<KernelGroup> {
+    fn generation_kernels(&self) -> Vec<KernelGroup> {
         let attention = KernelGroup::AttentionCached { head_width: self.attention.head_width };
         self.kernels_around(attention)
     }
@@ -68,25 +68,20 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         Ok(TransformerState { keys, values, capacity, slopes })
     }
 
-    fn plan_workspace(
-        blocks: &[&Self],
-        device: &mut Device<'_, B>,
-        room: Room,
-    ) -> Result<TransformerRows<B>> {
-        let block = blocks[0];
-        let (rows, width) = (room.rows, block.attention.width());
+    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerRows<B>> {
+        let (rows, width) = (room.rows, self.attention.width());
         let grains = GrainRows::new(rows, rows)?;
-        let norm = block.norm_1.plan(device, grains)?;
-        let query_key_value = QueryKeyValueScratch::plan(block, device, grains)?;
+        let norm = self.norm_1.plan(device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(self, device, grains)?;
         let Device { backend, stream } = device;
         Ok(TransformerRows {
             norm,
-            normed: backend.allocate(stream, rows * block.width())?,
+            normed: backend.allocate(stream, rows * self.width())?,
             qkv: backend.allocate(stream, rows * 3 * width)?,
             query_key_value,
             attended: backend.allocate(stream, rows * width)?,
-            up: backend.allocate(stream, rows * block.mlp_width())?,
-            activated: backend.allocate(stream, rows * block.mlp_width())?,
+            up: backend.allocate(stream, rows * self.mlp_width())?,
+            activated: backend.allocate(stream, rows * self.mlp_width())?,
         })
     }
 
@@ -106,7 +101,6 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         device: &mut Device<'_, B>,
         state: &mut TransformerState<B>,
         kept: &[usize],
-        _room: Room,
     ) -> Result<()> {
         let elements = state.capacity * self.attention.width();
         keep_rows(device, &mut state.keys, elements, kept)?;

@@ -1,0 +1,76 @@
+//! The gradient of the residual stream, on its way back through the blocks.
+
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::trainable::Device;
+
+/// The gradient of the residual stream: fp32, with a copy in activation precision for matrix products where these
+/// differ.
+pub struct ResidualGradient<B: Backend> {
+    gradient: B::Buffer<f32>,
+    copy: B::ComputeWeights,
+    /// The first elements of which the copy is that of the gradient as it is now.
+    rounded: usize,
+}
+
+/// [`ResidualGradient`] on its way through a kernel.
+pub(crate) struct BothGradients<'a, B: Backend> {
+    /// `gradient[rows, columns]`
+    pub(crate) gradient: MatrixMut<'a, B, f32>,
+    /// The same in activation precision, where that differs.
+    pub(crate) rounded: Option<MatrixMut<'a, B, B::Activation>>,
+}
+
+impl<B: Backend> ResidualGradient<B> {
+    /// Room for `elements` elements.
+    pub(crate) fn new(device: &mut Device<'_, B>, elements: usize) -> Result<Self> {
+        let Device { backend, stream } = device;
+        Ok(Self {
+            gradient: backend.allocate(stream, elements)?,
+            copy: backend.compute_weights(stream, elements)?,
+            rounded: 0,
+        })
+    }
+
+    /// The fp32 gradient.
+    pub fn gradient(&self) -> &B::Buffer<f32> {
+        &self.gradient
+    }
+
+    /// The fp32 gradient, to be changed.
+    pub fn gradient_mut(&mut self) -> &mut B::Buffer<f32> {
+        self.rounded = 0;
+        &mut self.gradient
+    }
+
+    /// `gradient[rows, columns]` for a kernel that changes all of it, and its copy in activation precision, where there is one, in
+    /// which the kernel leaves what it has become.
+    pub(crate) fn both_mut(&mut self, rows: usize, columns: usize) -> Result<BothGradients<'_, B>> {
+        self.rounded = rows * columns;
+        let copy = B::copies_mut(&mut self.copy);
+        let rounded = copy.map(|copy| SliceMut::all(copy).matrix(rows, columns));
+        let gradient = SliceMut::all(&mut self.gradient).matrix(rows, columns)?;
+        Ok(BothGradients { gradient, rounded: rounded.transpose()? })
+    }
+
+    /// `gradient[rows, columns]` in activation precision, as it is now.
+    ///
+    /// # Errors
+    /// A matrix larger than the gradient, or a device that fails.
+    pub fn rounded(
+        &mut self,
+        device: &mut Device<'_, B>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Matrix<'_, B, B::Activation>> {
+        let Device { backend, stream } = device;
+        let (copy, gradient) = (&mut self.copy, &self.gradient);
+        if self.rounded != rows * columns {
+            backend.refresh_compute_weights(stream, copy, gradient, 0, rows * columns)?;
+            self.rounded = rows * columns;
+        }
+        let buffer = B::compute_buffer(&self.gradient, &self.copy);
+        Ok(Slice::all(buffer).matrix(rows, columns)?)
+    }
+}

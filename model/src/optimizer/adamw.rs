@@ -1,0 +1,81 @@
+//! AdamW (Loshchilov and Hutter, 2019), as PyTorch has it and as Composer's `DecoupledAdamW` does.
+
+use tidemill_kernels::Backend;
+use tidemill_kernels::backend::AdamWStep;
+
+use super::OptimizerSettings;
+use super::rule::{StateSpec, UpdateRule, UpdateScalars, UpdateViews};
+use crate::error::Result;
+use crate::trainable::Device;
+
+/// The first and the second moment, as PyTorch names them.
+pub(super) const STATES: [StateSpec; 2] =
+    [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
+
+/// The update rule of AdamW. The update itself is a kernel, [`Backend::adamw_master`]; this only says which scalars it gets: they
+/// are computed in f64 and rounded once, so that every worker has the same bits.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    settings: OptimizerSettings,
+}
+
+impl AdamW {
+    /// The rule of `settings`.
+    pub fn new(settings: OptimizerSettings) -> Self {
+        Self { settings }
+    }
+
+    /// The scalars of an update.
+    pub fn step(&self, scalars: UpdateScalars) -> AdamWStep {
+        let UpdateScalars { update, learning_rate, gradient_scale, decay } = scalars;
+        let [beta1, beta2] = self.settings.betas;
+        let bias_correction = |beta: f64| (1.0 - libm::pow(beta, update as f64)) as f32;
+        AdamWStep {
+            learning_rate: learning_rate as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            // The settings of a run were checked to have one.
+            eps: self.settings.eps.unwrap_or_default() as f32,
+            decay_factor: self.settings.decay_factor(learning_rate, decay) as f32,
+            bias_correction1: bias_correction(beta1),
+            bias_correction2: bias_correction(beta2),
+            gradient_scale,
+        }
+    }
+}
+
+impl<B: Backend> UpdateRule<B> for AdamW {
+    fn states(&self) -> &[StateSpec] {
+        &STATES
+    }
+
+    fn update(
+        &self,
+        Device { backend, stream }: &mut Device<'_, B>,
+        views: UpdateViews<'_, B>,
+        scalars: UpdateScalars,
+    ) -> Result<()> {
+        let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
+        let step = self.step(scalars);
+        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Decay;
+
+    #[test]
+    fn bias_corrections_count_steps_from_one() {
+        let rule = AdamW::new(OptimizerSettings::default());
+        let (learning_rate, gradient_scale, decay) = (1.0, 0.5, Decay::Exempt);
+        let step =
+            |update| rule.step(UpdateScalars { update, learning_rate, gradient_scale, decay });
+        assert_eq!(step(1).bias_correction1, 0.1);
+        assert_eq!(step(1).bias_correction2, 0.05);
+        assert_eq!(step(2).bias_correction1, 0.19);
+        assert_eq!(step(2).gradient_scale, 0.5);
+        assert_eq!(step(1_000_000).bias_correction2, 1.0);
+    }
+}

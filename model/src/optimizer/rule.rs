@@ -1,0 +1,175 @@
+//! An update rule: which states it keeps of every parameter, and what it does with a gradient.
+//!
+//! Checkpoints, messages between workers and the plan of memory know states by name and number only: a rule of other states
+//! needs nothing of them. [`AdamW`](super::AdamW) is one to begin reading with.
+//!
+//! A rule computes element by element: which worker updates which elements, and how many in one call, changes no bit.
+
+use tidemill_kernels::{Backend, Cpu, MasterMut, Slice, SliceMut};
+
+use crate::error::{ModelError, Result};
+use crate::layout::Decay;
+use crate::trainable::Device;
+
+/// What an optimizer keeps beside the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateSpec {
+    /// What checkpoints call it: the state of the tensor `T` is the tensor `<name>.T` of `optimizer.safetensors`.
+    pub name: &'static str,
+    /// What there is one number of.
+    pub extent: StateExtent,
+}
+
+/// What there is one number of a state of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StateExtent {
+    /// Each element of the parameters.
+    Element,
+}
+
+impl StateSpec {
+    /// The state `name` of each element.
+    pub const fn of_elements(name: &'static str) -> Self {
+        Self { name, extent: StateExtent::Element }
+    }
+
+    /// What the names of its tensors in a checkpoint begin with.
+    pub fn prefix(&self) -> String {
+        format!("{}.", self.name)
+    }
+}
+
+/// The most states that a rule may have.
+pub const MOST_STATES: usize = u8::MAX as usize;
+
+/// Checks that files can tell `states` apart.
+///
+/// # Errors
+/// More than 255 states, two of one name, or a name that is empty or has a dot: what follows the first dot is the tensor's.
+pub fn check_states(states: &[StateSpec]) -> Result<()> {
+    let wrong = |expected: &str, found: String| {
+        Err(ModelError::config("the states of the update rule", expected, found))
+    };
+    if states.len() > MOST_STATES {
+        return wrong("255 at most", states.len().to_string());
+    }
+    for (index, StateSpec { name, .. }) in states.iter().enumerate() {
+        if name.is_empty() || name.contains('.') {
+            return wrong("names that are not empty and have no dot", format!("{name:?}"));
+        }
+        if states[..index].iter().any(|before| before.name == *name) {
+            return wrong("a name for each", format!("two of the name {name:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// What one call of a rule updates: consecutive elements of the parameters, all decayed or all exempt.
+pub struct UpdateViews<'a, B: Backend> {
+    /// The parameters.
+    pub parameters: MasterMut<'a, B>,
+    /// The states of the same elements, in the order of [`UpdateRule::states`]; zeros before the first update.
+    pub states: Vec<SliceMut<'a, B, f32>>,
+    /// The mean gradient of the same elements, before clipping.
+    pub gradient: Slice<'a, B, f32>,
+}
+
+impl<'a, B: Backend> UpdateViews<'a, B> {
+    /// The parameters, the `N` states and the gradient.
+    ///
+    /// # Errors
+    /// Another number of states.
+    #[expect(clippy::type_complexity, reason = "three views side by side")]
+    pub fn split<const N: usize>(
+        self,
+    ) -> Result<(MasterMut<'a, B>, [SliceMut<'a, B, f32>; N], Slice<'a, B, f32>)> {
+        let Self { parameters, states, gradient } = self;
+        let found = states.len();
+        let states =
+            states.try_into().map_err(|_| ModelError::UpdateStates { expected: N, found })?;
+        Ok((parameters, states, gradient))
+    }
+}
+
+/// [`UpdateViews`] in memory of the host.
+pub struct HostViews<'a> {
+    /// The parameters.
+    pub parameters: &'a mut [f32],
+    /// The states of the same elements.
+    pub states: Vec<&'a mut [f32]>,
+    /// The mean gradient of the same elements.
+    pub gradient: &'a [f32],
+}
+
+impl<'a> UpdateViews<'a, Cpu> {
+    /// The elements as they lie in memory: what a rule on the CPU computes with.
+    pub fn on_host(self) -> HostViews<'a> {
+        let elements = |slice: SliceMut<'a, Cpu, f32>| {
+            let (buffer, range) = slice.place();
+            &mut buffer.as_mut_slice()[range]
+        };
+        let (gradient, range) = self.gradient.place();
+        HostViews {
+            parameters: elements(self.parameters.into_rounded()),
+            states: self.states.into_iter().map(elements).collect(),
+            gradient: &gradient.as_slice()[range],
+        }
+    }
+}
+
+/// The numbers of one update, the same on every worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateScalars {
+    /// Which update it is, from 1.
+    pub update: u64,
+    /// The learning rate, as the schedule has it for this update.
+    pub learning_rate: f64,
+    /// What the gradient is multiplied by first: the clipping coefficient.
+    pub gradient_scale: f32,
+    /// Whether weight decay applies to these elements.
+    pub decay: Decay,
+}
+
+/// What an optimizer does with a gradient. A user's own implements it for the backends that it knows.
+///
+/// # Contract
+/// - A new parameter and its new states are functions of the parameter, its states and its gradient alone, and of the scalars:
+///   not of where the element stands, nor of what else is updated in the same call.
+/// - It is a pure function: the same on every worker, and after a kill too.
+pub trait UpdateRule<B: Backend>: Send + Sync + 'static {
+    /// The states that it keeps of every parameter, the same for the whole of a run and of those that go on from it.
+    fn states(&self) -> &[StateSpec];
+
+    /// One update, enqueued on the stream of `device`.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn update(
+        &self,
+        device: &mut Device<'_, B>,
+        views: UpdateViews<'_, B>,
+        scalars: UpdateScalars,
+    ) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_that_files_cannot_tell_apart_are_refused() {
+        let refused = |names: &[&'static str]| {
+            let states: Vec<_> = names.iter().map(|name| StateSpec::of_elements(name)).collect();
+            check_states(&states).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(&[]), None);
+        assert_eq!(refused(&["exp_avg", "exp_avg_sq"]), None);
+        let said = |names| refused(names).expect("refused");
+        assert!(said(&["a", "b", "a"]).contains("two of the name \"a\""));
+        assert!(said(&["a.b"]).contains("no dot"));
+        assert!(said(&[""]).contains("not empty"));
+        assert!(said(&["a"; 256]).contains("255 at most"));
+        assert_eq!(StateSpec::of_elements("exp_avg").prefix(), "exp_avg.");
+    }
+}
