@@ -25,7 +25,6 @@ enum class LeftStored {
 #define RESULTS_10 RESULTS_9, RESULTS_OF(9)
 #define RESULTS_11 RESULTS_10, RESULTS_OF(10)
 #define RESULTS_12 RESULTS_11, RESULTS_OF(11)
-#define RESULTS_13 RESULTS_12, RESULTS_OF(12)
 #define PLACES_1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define PLACES_2 PLACES_1 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define PLACES_3 PLACES_2 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -38,7 +37,6 @@ enum class LeftStored {
 #define PLACES_10 PLACES_9 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define PLACES_11 PLACES_10 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define PLACES_12 PLACES_11 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define PLACES_13 PLACES_12 ", %96, %97, %98, %99, %100, %101, %102, %103"
 
 // Of so many tiles and columns; A to G are the places of the operands behind the results.
 //   The first: sum (+)= left right, the right factor as `descriptor` says. BY_TERM reads it transposed.
@@ -63,14 +61,11 @@ enum class LeftStored {
                        "n"(STORED == Stored::BY_TERM ? 1 : 0));                                               \
     }
 MULTIPLY_GROUP(1, "16", "%8", "%9", "%10", "%11", "%12", "%13", "%14")
-MULTIPLY_GROUP(2, "32", "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 MULTIPLY_GROUP(3, "48", "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 MULTIPLY_GROUP(4, "64", "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 MULTIPLY_GROUP(5, "80", "%40", "%41", "%42", "%43", "%44", "%45", "%46")
-MULTIPLY_GROUP(6, "96", "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 MULTIPLY_GROUP(8, "128", "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 MULTIPLY_GROUP(10, "160", "%80", "%81", "%82", "%83", "%84", "%85", "%86")
 MULTIPLY_GROUP(12, "192", "%96", "%97", "%98", "%99", "%100", "%101", "%102")
-MULTIPLY_GROUP(13, "208", "%104", "%105", "%106", "%107", "%108", "%109", "%110")
 #undef MULTIPLY_GROUP
 #endif

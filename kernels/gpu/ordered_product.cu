@@ -8,26 +8,6 @@
 #if ACTIVATION_BF16
 // --- few rows ----------------------------------------------------------------------------------------------
 
-// How lanes come by their parts of steps: from loads of 16 bytes whose halves they exchange, or from two loads of 8 bytes.
-#if !defined(WEIGHT_EXCHANGED)
-#define WEIGHT_EXCHANGED 1
-#endif
-#if !defined(A_EXCHANGED)
-#define A_EXCHANGED 0
-#endif
-#if !WEIGHT_EXCHANGED
-template <u32 STEP>
-DEVICE void load_part_once(Chunk& chunk, const bf16* global) {
-#if ON_NVIDIA
-    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-        : "=r"(chunk.at[2 * STEP]), "=r"(chunk.at[2 * STEP + 1])
-        : "l"(global));
-#else
-    load_part<STEP>(chunk, global);
-#endif
-}
-#endif
-
 constexpr u32 FEW_THREADS = 10 * WARP;
 // The most sums of segments of columns that a block holds.
 constexpr u32 HELD_SEGMENTS = 40;
@@ -42,6 +22,9 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     constexpr u32 COLUMNS = TILES * TILE_COLUMNS, RESULTS = ROWS * COLUMNS;
     // Warps of 32 have two rows a lane, of which eight rows need one.
     constexpr u32 OWN_SLOTS = WARP == 32 ? ROWS / 8 : 1;
+    // How lanes come by their parts of rows: from loads of 16 bytes whose halves they exchange, as of weights; or from two loads of 8
+    // bytes, which take fewer registers.
+    constexpr bool EXCHANGES_ROWS = ROWS == 8;
     SHARED(float, held);  // [groups, segments, ROWS, COLUMNS]
     const u32 warp = threadIdx.x / WARP, group = product.group_of_warp >> 4 * warp & 15;
     // A division takes longer than all else before the first load.
@@ -77,49 +60,43 @@ DEVICE void multiply_few(const OrderedProduct& product) {
         for (u32 tile = 0; tile < TILES; tile++) sums[0][tile] = zero_sums();
 #pragma unroll 1
         for (u32 first = start; first < steps_end; first += BATCH * BLOCK_TERMS) {
-            const u32 term = first + operand_chunk() * CHUNK;
-            const u32 part = first + operand_part() * HALF;
+            const u32 term = first + operand_chunk() * CHUNK, part = first + operand_part() * HALF;
             Chunk a[BATCH][1][SLOTS], weight[BATCH][TILES];
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
-                const bf16* const at = weights[tile] + (WEIGHT_EXCHANGED ? term : part);
+                const bf16* const at = weights[tile] + term;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     weight[i][tile] = zero_chunk();
                     if (!has_column[tile]) continue;
-#if WEIGHT_EXCHANGED
                     if (term + i * BLOCK_TERMS < end) weight[i][tile] = load_once(at + i * BLOCK_TERMS);
-#else
-                    if (part + i * BLOCK_TERMS < end) load_part_once<0>(weight[i][tile], at + i * BLOCK_TERMS);
-                    if (part + i * BLOCK_TERMS + TILE < end) load_part_once<1>(weight[i][tile], at + i * BLOCK_TERMS + TILE);
-#endif
                 }
             }
             if (is_first) await_previous();
             is_first = false;
 #pragma unroll
             for (u32 slot = 0; slot < SLOTS; slot++) {
-                const bf16* const at = rows[slot % OWN_SLOTS] + (A_EXCHANGED ? term : part);
+                const bf16* const at = rows[slot % OWN_SLOTS] + (EXCHANGES_ROWS ? term : part);
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     Chunk& chunk = a[i][0][slot];
                     chunk = zero_chunk();
                     if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS]) continue;
-                    if (A_EXCHANGED) {
+                    if constexpr (EXCHANGES_ROWS) {
                         if (term + i * BLOCK_TERMS < end) chunk = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
-                        continue;
+                    } else {
+                        if (part + i * BLOCK_TERMS < end) load_part<0>(chunk, at + i * BLOCK_TERMS);
+                        if (part + i * BLOCK_TERMS + TILE < end) load_part<1>(chunk, at + i * BLOCK_TERMS + TILE);
                     }
-                    if (part + i * BLOCK_TERMS < end) load_part<0>(chunk, at + i * BLOCK_TERMS);
-                    if (part + i * BLOCK_TERMS + TILE < end) load_part<1>(chunk, at + i * BLOCK_TERMS + TILE);
                 }
             }
 #pragma unroll
             for (u32 i = 0; i < BATCH; i++) {
                 if (first + i * BLOCK_TERMS >= steps_end) break;
 #pragma unroll
-                for (u32 tile = 0; WEIGHT_EXCHANGED && tile < TILES; tile++) exchange_halves(weight[i][tile]);
+                for (u32 tile = 0; tile < TILES; tile++) exchange_halves(weight[i][tile]);
 #pragma unroll
-                for (u32 slot = 0; A_EXCHANGED && slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
+                for (u32 slot = 0; EXCHANGES_ROWS && slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
                 multiply_add(sums, a[i], weight[i]);
             }
         }
@@ -459,4 +436,36 @@ KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) { add_segments<1>(a
 #if ACTIVATION_BF16
 // Of rows of an even number of columns.
 KERNEL(ordered_add_pairs, ADD_THREADS, 4, OrderedProduct) { add_segments<2>(arguments); }
+#endif
+
+#if GROUP_PRODUCTS && ACTIVATION_BF16
+// --- where groups of warps multiply together ------------------------------------------------------------------
+
+#include "ordered_groups.h"
+#include "ordered_staged.h"
+
+using ordered_groups::SegmentSums;
+
+// ROWS of a stage, GROUPS of 64 rows that multiply, TILES of 16 columns, and how many blocks share a multiprocessor.
+#define GROUPS_KERNEL(name, ROWS, GROUPS, TILES, STAGES, SUMS, BLOCKS)                                       \
+    SHARED_BYTES(name, (ordered_groups::Memory<GROUPS, TILES, STAGES, ROWS>::BYTES));                        \
+    KERNEL_OF_MAPS(name, ordered_groups::THREADS<GROUPS>, BLOCKS, ordered_groups::Arguments) {               \
+        ordered_groups::multiply<GROUPS, TILES, STAGES, SUMS, BLOCKS, ROWS>(arguments);                      \
+    }
+
+// Of few rows, memory is for weights on their way: in as many stages as a multiprocessor has room for.
+GROUPS_KERNEL(ordered_groups_16x80, 16, 1, 5, 18, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_32x80, 32, 1, 5, 15, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_64x80, 64, 1, 5, 12, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_64x48, 64, 1, 3, 8, SegmentSums::ADDED, 2)
+GROUPS_KERNEL(ordered_groups_128x80, 128, 2, 5, 8, SegmentSums::ADDED, 1)
+// Many rows take one block a multiprocessor, and these one item after the other.
+GROUPS_KERNEL(ordered_groups_128x160, 128, 2, 10, 6, SegmentSums::ADDED, 1)
+// Where columns are too few for all multiprocessors, blocks share the segments.
+GROUPS_KERNEL(ordered_groups_apart_64x192, 64, 1, 12, 3, SegmentSums::APART, 2)
+GROUPS_KERNEL(ordered_groups_apart_64x16, 64, 1, 1, 8, SegmentSums::APART, 2)
+
+constexpr u32 STAGED_THREADS = ordered_staged::MOST_WARPS * WARP;
+KERNEL(ordered_staged_16, STAGED_THREADS, 3, ordered_staged::Arguments) { ordered_staged::multiply<1>(arguments); }
+KERNEL(ordered_staged_32, STAGED_THREADS, 2, ordered_staged::Arguments) { ordered_staged::multiply<2>(arguments); }
 #endif

@@ -1,33 +1,30 @@
-// Products in the stated order (ordered_product.h) of up to eight rows, whose weights pass through shared memory (NVIDIA only).
+// Products in the stated order (ordered_product.h) of up to eight rows and several segments, whose weights pass through shared memory.
 //
-// Each warp forms the sums of some columns over one segment after the other. It has a ring of stages of its own, which copies fill while it
-// multiplies, so that what is on its way takes no registers; and a matrix load hands a step's two chunks of 16 bytes to the lanes as the
-// instruction wants them. A block adds the segments when all are there.
+// Each warp of a block forms the sums of the same columns over one segment after the other. It has a ring of stages of its own, which the
+// copy engine fills while the warp multiplies, so that what is on its way takes no registers; and a matrix load hands a step's two chunks
+// of 16 bytes to the lanes as the instruction wants them. A block adds the segments when all are there.
 #pragma once
 #include "group_product.h"
 
-namespace ordered_few {
+namespace ordered_staged {
 
 struct Arguments {
-    OrderedProduct product;  // group_of_warp, groups and walkers say what each warp has; of several segments, a block has one group
-    u64 ahead;               // bytes from here on are fetched to the cache that all multiprocessors share
-    u64 ahead_bytes;
-    u32 columns;      // of a warp
-    u32 stage_terms;  // a multiple of 32
-    u32 stages;
-    u32 own_segments;  // of a warp, at most
+    OrderedProduct product;  // whose segments `walkers` warps share
+    u32 columns;             // of a block
+    u32 stage_terms;         // a multiple of 32
+    u32 stages;              // of a warp
+    u32 own_segments;        // of a warp, at most
 };
 
-// What brings the weights: the copy engine, a row at a time, or each thread 16 bytes at a time.
-enum class Copies { ENGINE, THREADS };
-
+constexpr u32 MOST_WARPS = 10;
 constexpr u32 ROUND_TERMS = 32;
 // Rows in shared memory are so much longer that the chunks of eight rows lie in different banks.
 constexpr u32 PAD_BYTES = 16;
-constexpr u32 AHEAD_BYTES = 4096;
 
 DEVICE u32 row_bytes(u32 terms) { return terms * sizeof(bf16) + PAD_BYTES; }
 
+#if ON_NVIDIA
+// Four matrices of eight rows of 16 bytes: lane i says where row i % 8 of matrix i / 8 is, and has the words that the instruction wants.
 DEVICE void load_chunks(u32 (&chunks)[4], u32 place) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(chunks[0]), "=r"(chunks[1]), "=r"(chunks[2]), "=r"(chunks[3])
@@ -40,9 +37,41 @@ DEVICE void multiply_add(float (&sums)[4], const u32 (&weight)[4], u32 first, u3
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(weight[0]), "r"(weight[1]), "r"(weight[2]), "r"(weight[3]), "r"(first), "r"(second));
 }
+DEVICE void copy_chunk(u32 to, const bf16* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+#else
+DEVICE char* at_place(u32 place) { return static_cast<char*>(emulator::dynamic_shared()) + place; }
+DEVICE u32 shared_place(const void* shared) { return static_cast<const char*>(shared) - at_place(0); }
+DEVICE void load_chunks(u32 (&chunks)[4], u32 place) {
+    for (u32 i = 0; i < 4; i++) {
+        const u32 row = emulator::exchange(place, i * 8 + lane_of_warp() / 4);
+        memcpy(&chunks[i], at_place(row + lane_of_warp() % 4 * 4), 4);
+    }
+}
+DEVICE void multiply_add(float (&sums)[4], const u32 (&weight)[4], u32 first, u32 second) {
+    // What a lane has of both, for the others to read.
+    __shared__ u32 lent[MOST_WARPS][WARP][6];
+    u32(&of_warp)[WARP][6] = lent[threadIdx.x / WARP];
+    const u32 lane = lane_of_warp(), own[6] = {weight[0], weight[1], weight[2], weight[3], first, second};
+    memcpy(of_warp[lane], own, sizeof own);
+    warp_barrier();
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 pair = 0; pair < 8; pair++) {
+            const u32 x = of_warp[lane / 4 * 4 + pair % 4][pair / 4 * 2 + i / 2];
+            const u32 y = of_warp[(lane % 4 * 2 + i % 2) * 4 + pair % 4][4 + pair / 4];
+            sums[i] = fmaf(first_of(x), first_of(y), sums[i]);
+            sums[i] = fmaf(second_of(x), second_of(y), sums[i]);
+        }
+    }
+    warp_barrier();
+}
+DEVICE void copy_chunk(u32 to, const bf16* from) { copy_async_16(at_place(to), from); }
+#endif
+
 // ROUNDS times 32 terms.
 template <u32 ROUNDS, u32 TILES>
-DEVICE void multiply_add(float (&sums)[TILES][4], u32 a_place, const u32 (&weight_rows)[TILES], u32 stage_place) {
+DEVICE void multiply_rounds(float (&sums)[TILES][4], u32 a_place, const u32 (&weight_rows)[TILES], u32 stage_place) {
     constexpr u32 ROUND_BYTES = ROUND_TERMS * sizeof(bf16);
     u32 a[ROUNDS][4], weight[ROUNDS][2][TILES][4];
 #pragma unroll
@@ -52,7 +81,8 @@ DEVICE void multiply_add(float (&sums)[TILES][4], u32 a_place, const u32 (&weigh
         for (u32 step = 0; step < 2; step++) {
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
-                load_chunks(weight[i][step][tile], stage_place + weight_rows[tile] + i * ROUND_BYTES + step * ROUND_BYTES / 2);
+                const u32 row = stage_place + weight_rows[tile];
+                load_chunks(weight[i][step][tile], row + i * ROUND_BYTES + step * ROUND_BYTES / 2);
             }
         }
     }
@@ -75,12 +105,14 @@ DEVICE void store_sum(const OrderedProduct& product, u64 place, float sum) {
         narrow(static_cast<bf16*>(product.out)[place], sum);
     }
 }
-DEVICE float load_sum(const OrderedProduct& product, u64 place) {
-    return product.out_is_fp32 ? static_cast<const float*>(product.out)[place]
-                               : widen(static_cast<const bf16*>(product.out)[place]);
+DEVICE float load_sum(const OrderedProduct& product, const void* at) {
+    return product.out_is_fp32 ? *static_cast<const float*>(at) : widen(*static_cast<const bf16*>(at));
+}
+DEVICE const void* out_at(const OrderedProduct& product, u64 place) {
+    return static_cast<const bf16*>(product.out) + (product.out_is_fp32 ? 2 * place : place);
 }
 
-// Zeros from `from` to `to` of so many rows of shared memory.
+// Zeros from term `from` to `to` of so many rows of shared memory.
 DEVICE void clear(unsigned char* rows, u32 count, u32 bytes, u32 from, u32 to) {
 #pragma unroll 1
     for (u32 row = 0; row < count; row++) {
@@ -89,17 +121,16 @@ DEVICE void clear(unsigned char* rows, u32 count, u32 bytes, u32 from, u32 to) {
     }
 }
 
-template <u32 TILES, Copies COPIES>
+// TILES tiles of 16 columns a block, of which the last may lack some.
+template <u32 TILES>
 DEVICE void multiply(const Arguments& arguments) {
-    constexpr u32 ROUNDS = TILES == 1 ? 4 : TILES <= 3 ? 2 : 1;
+    constexpr u32 ROUNDS = TILES == 1 ? 4 : 2;
     const OrderedProduct& product = arguments.product;
     SHARED(unsigned char, memory);
     release_next();
     const u32 lane = lane_of_warp(), warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const u32 group = product.group_of_warp >> 4 * warp & 15, walker = warp - group * product.walkers;
     const u32 columns = arguments.columns, stages = arguments.stages, stage_terms = arguments.stage_terms;
-    const u32 first_column = (blockIdx.x * product.groups + group) * columns;
-    const u32 live = first_column < product.columns ? min(columns, product.columns - first_column) : 0;
+    const u32 first_column = blockIdx.x * columns, live = min(columns, product.columns - first_column);
     // Of the block: gates, rings, rows of `a`, and sums.
     const u32 weight_bytes = row_bytes(stage_terms), stage_bytes = columns * weight_bytes;
     const u32 a_bytes = row_bytes(min((product.terms + ROUND_TERMS - 1) / ROUND_TERMS * ROUND_TERMS, SEGMENT));
@@ -109,41 +140,28 @@ DEVICE void multiply(const Arguments& arguments) {
     unsigned char* const ring = memory + gates_bytes + warp * stages * stage_bytes;
     unsigned char* const all_a = memory + gates_bytes + warps * stages * stage_bytes;
     unsigned char* const own_a = all_a + warp * own_a_bytes;
-    float* const held = reinterpret_cast<float*>(all_a + warps * own_a_bytes);
+    float* const held = reinterpret_cast<float*>(all_a + warps * own_a_bytes);  // [segments, rows, columns]
     if (lane == 0) {
 #pragma unroll 1
-        for (u32 i = 0; i < stages; i++) make_gate(gates[i], COPIES == Copies::ENGINE ? 1 : WARP);
+        for (u32 i = 0; i < stages; i++) make_gate(gates[i], 1);
         gates_are_made();
     }
     warp_barrier();
 
     const auto end_of = [&](u32 segment) { return min((segment + 1) * SEGMENT, product.terms); };
     const bf16* const weights = product.weight + first_column * product.weight_stride;
-    const u32 chunks = min(stage_terms / CHUNK, WARP), lane_row = lane / chunks, lane_chunk = lane % chunks, pass_rows = WARP / chunks;
     // What is copied next.
-    u32 next_segment = live > 0 ? walker : product.segments, next_term = walker * SEGMENT, next_stage = 0;
+    u32 next_segment = warp, next_term = warp * SEGMENT, next_stage = 0;
     const auto copy_next = [&] {
         if (next_segment >= product.segments) return;
         const u32 end = end_of(next_segment), count = min(stage_terms, end - next_term);
         unsigned char* const to = ring + next_stage * stage_bytes;
-        if constexpr (COPIES == Copies::ENGINE) {
-            if (lane == 0) arrive_expecting(gates[next_stage], live * count * sizeof(bf16));
-            warp_barrier();
+        if (lane == 0) arrive_expecting(gates[next_stage], live * count * sizeof(bf16));
+        warp_barrier();
 #pragma unroll 1
-            for (u32 row = lane; row < live; row += WARP) {
-                copy_bytes(to + row * weight_bytes, weights + row * product.weight_stride + next_term, count * sizeof(bf16),
-                           gates[next_stage]);
-            }
-        } else {
-#pragma unroll 1
-            for (u32 row = lane_row; row < live && lane_row < pass_rows; row += pass_rows) {
-                const bf16* const from = weights + row * product.weight_stride + next_term;
-#pragma unroll 1
-                for (u32 chunk = lane_chunk; chunk < count / CHUNK; chunk += WARP) {
-                    copy_async_16(to + row * weight_bytes + chunk * CHUNK * sizeof(bf16), from + chunk * CHUNK);
-                }
-            }
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_place(&gates[next_stage])) : "memory");
+        for (u32 row = lane; row < live; row += WARP) {
+            copy_bytes(to + row * weight_bytes, weights + row * product.weight_stride + next_term, count * sizeof(bf16),
+                       gates[next_stage]);
         }
         next_stage = next_stage + 1 == stages ? 0 : next_stage + 1;
         next_term += stage_terms;
@@ -154,70 +172,38 @@ DEVICE void multiply(const Arguments& arguments) {
     // Instructions come from memory too: loops that are short are not unrolled.
 #pragma unroll 1
     for (u32 i = 0; i < stages; i++) copy_next();
-#pragma unroll 1
-    for (u64 at = static_cast<u64>(blockIdx.x * blockDim.x + threadIdx.x) * AHEAD_BYTES; at < arguments.ahead_bytes;
-         at += static_cast<u64>(gridDim.x * blockDim.x) * AHEAD_BYTES) {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(arguments.ahead + at), "r"(AHEAD_BYTES) : "memory");
-    }
     // Places are formed before, so that little is left to do when the rows are there.
     constexpr u32 EACH = SEGMENT / CHUNK / WARP;
-    const bf16* a_from = settled(product.a + walker * SEGMENT + lane * CHUNK);
-    const u32 a_terms = formed_anew(product.terms - min(walker * SEGMENT + lane * CHUNK, product.terms));
+    const u32 first_term = warp * SEGMENT + lane * CHUNK;
+    const bf16* a_from = settled(product.a + first_term);
+    u32 left_terms = formed_anew(product.terms - min(first_term, product.terms));
     u32 a_to = formed_anew(shared_place(own_a) + lane * CHUNK * sizeof(bf16));
-    const bool adds_first = product.segments > 1 && product.adds && warp < product.rows && lane < columns && first_column + lane < product.columns;
+    const bool adds_first = product.adds && warp < product.rows && lane < live;
     const u64 first_place = warp * product.out_stride + first_column + lane;
-    const void* const first_out = settled(static_cast<const bf16*>(product.out) + (product.out_is_fp32 ? 2 * first_place : first_place));
     await_previous();
 
     // All of the warp's rows of `a`, to the end of its last segment.
-    const u64 next_row = product.a_stride, next_own = product.walkers * SEGMENT - product.rows * product.a_stride;
-    u32 left_terms = a_terms;
-    constexpr u32 BATCH = COPIES == Copies::ENGINE ? 1 : 4;
+    const u64 next_own = product.walkers * SEGMENT - product.rows * product.a_stride;
 #pragma unroll 1
     for (u32 own = 0; own < arguments.own_segments; own++) {
-        const auto is_inside = [&](u32 i) { return i * WARP * CHUNK < left_terms; };
 #pragma unroll 1
-        for (u32 first = 0; first < product.rows; first += BATCH) {
-            Chunk found[BATCH][EACH];
+        for (u32 row = 0; row < product.rows; row++) {
 #pragma unroll
-            for (u32 row = 0; row < BATCH; row++) {
-                if (first + row >= product.rows) break;
-#pragma unroll
-                for (u32 i = 0; i < EACH; i++) {
-                    if (!is_inside(i)) continue;
-                    if constexpr (COPIES == Copies::ENGINE) {
-                        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(a_to + i * WARP * PAD_BYTES), "l"(a_from + i * WARP * CHUNK));
-                    } else {
-                        found[row][i] = load_pairs<CHUNK>(a_from + row * next_row + i * WARP * CHUNK);
-                    }
-                }
+            for (u32 i = 0; i < EACH; i++) {
+                constexpr u32 PASS = WARP * CHUNK;
+                if (i * PASS < left_terms) copy_chunk(a_to + i * PASS * sizeof(bf16), a_from + i * PASS);
             }
-            if constexpr (COPIES == Copies::ENGINE) {
-                a_to += a_bytes;
-                a_from += next_row;
-            } else {
-#pragma unroll
-                for (u32 row = 0; row < BATCH; row++) {
-                    if (first + row >= product.rows) break;
-#pragma unroll
-                    for (u32 i = 0; i < EACH; i++) {
-                        if (!is_inside(i)) continue;
-                        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a_to + i * WARP * PAD_BYTES), "r"(found[row][i].at[0]),
-                                     "r"(found[row][i].at[1]), "r"(found[row][i].at[2]), "r"(found[row][i].at[3]) : "memory");
-                    }
-                    a_to += a_bytes;
-                }
-                a_from += min(BATCH, product.rows - first) * next_row;
-            }
+            a_to += a_bytes;
+            a_from += product.a_stride;
         }
         a_from += next_own;
         left_terms -= min(left_terms, product.walkers * SEGMENT);
     }
-    if constexpr (COPIES == Copies::ENGINE) copy_async_commit();
+    copy_async_commit();
     // What the product is added to is there before the sums are.
     float found = 0.0f;
-    if (adds_first) found = product.out_is_fp32 ? *static_cast<const float*>(first_out) : widen(*static_cast<const bf16*>(first_out));
-    if constexpr (COPIES == Copies::ENGINE) copy_async_wait<0>();
+    if (adds_first) found = load_sum(product, out_at(product, first_place));
+    copy_async_wait<0>();
     warp_barrier();
 
     const u32 a_row = min(lane % 8, product.rows - 1) * a_bytes + lane / 8 * CHUNK * sizeof(bf16);
@@ -226,11 +212,11 @@ DEVICE void multiply(const Arguments& arguments) {
     for (u32 tile = 0; tile < TILES; tile++) {
         // Matrices of eight rows: of the first chunk of a step the first eight and those after, of the second chunk the same.
         const u32 row = min(tile * TILE + lane % TILE, live - 1);
-        weight_rows[tile] = live == 0 ? 0 : row * weight_bytes + lane / TILE * CHUNK * sizeof(bf16);
+        weight_rows[tile] = row * weight_bytes + lane / TILE * CHUNK * sizeof(bf16);
     }
     u32 stage = 0, parity = 0, own = 0;
 #pragma unroll 1
-    for (u32 segment = walker; segment < product.segments && live > 0; segment += product.walkers, own++) {
+    for (u32 segment = warp; segment < product.segments; segment += product.walkers, own++) {
         float sums[TILES][4];
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
@@ -254,21 +240,22 @@ DEVICE void multiply(const Arguments& arguments) {
                 clear(at, live, weight_bytes, count, rounded_count);
                 warp_barrier();
             }
-            u32 a_place = shared_place(a) + a_row + (first - start) * sizeof(bf16), place = shared_place(at), left = rounded_count;
+            constexpr u32 ROUND_BYTES = ROUND_TERMS * sizeof(bf16);
+            u32 a_place = shared_place(a) + a_row + (first - start) * sizeof(bf16), place = shared_place(at);
+            u32 left = rounded_count;
 #pragma unroll 1
             for (; left >= ROUNDS * ROUND_TERMS; left -= ROUNDS * ROUND_TERMS) {
-                multiply_add<ROUNDS>(sums, a_place, weight_rows, place);
-                a_place += ROUNDS * ROUND_TERMS * sizeof(bf16);
-                place += ROUNDS * ROUND_TERMS * sizeof(bf16);
+                multiply_rounds<ROUNDS>(sums, a_place, weight_rows, place);
+                a_place += ROUNDS * ROUND_BYTES;
+                place += ROUNDS * ROUND_BYTES;
             }
-            if constexpr (ROUNDS > 1) {
 #pragma unroll 1
-                for (; left > 0; left -= ROUND_TERMS) {
-                    multiply_add<1>(sums, a_place, weight_rows, place);
-                    a_place += ROUND_TERMS * sizeof(bf16);
-                    place += ROUND_TERMS * sizeof(bf16);
-                }
+            for (; left > 0; left -= ROUND_TERMS) {
+                multiply_rounds<1>(sums, a_place, weight_rows, place);
+                a_place += ROUND_BYTES;
+                place += ROUND_BYTES;
             }
+            // The stage is filled again once all lanes have read it.
             warp_barrier();
             copy_next();
             stage++;
@@ -280,16 +267,10 @@ DEVICE void multiply(const Arguments& arguments) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u32 row = lane % 4 * 2 + i % 2, column = tile * TILE + i / 2 * 8 + lane / 4;
-                if (row >= product.rows || column >= live) continue;
-                if (product.segments == 1) {
-                    store_result(product, row, first_column + column, sums[tile][i]);
-                } else {
-                    of_segment[row * columns + column] = sums[tile][i];
-                }
+                if (row < product.rows && column < live) of_segment[row * columns + column] = sums[tile][i];
             }
         }
     }
-    if (product.segments == 1) return;
     __syncthreads();
     const u32 results = product.rows * columns;
 #pragma unroll 1
@@ -301,10 +282,13 @@ DEVICE void multiply(const Arguments& arguments) {
 #pragma unroll 4
             for (u32 segment = 1; segment < product.segments; segment++) total += at[segment * results];
             const u64 place = row * product.out_stride + first_column + column;
-            if (product.adds) total = (row == warp && column == lane ? found : load_sum(product, place)) + total;
+            if (product.adds) {
+                const bool is_found = row == warp && column == lane;
+                total = (is_found ? found : load_sum(product, out_at(product, place))) + total;
+            }
             store_sum(product, place, total);
         }
     }
 }
 
-}  // namespace ordered_few
+}  // namespace ordered_staged
