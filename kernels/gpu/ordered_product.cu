@@ -22,9 +22,6 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     constexpr u32 COLUMNS = TILES * TILE_COLUMNS, RESULTS = ROWS * COLUMNS;
     // Warps of 32 have two rows a lane, of which eight rows need one.
     constexpr u32 OWN_SLOTS = WARP == 32 ? ROWS / 8 : 1;
-    // How lanes come by their parts of rows: from loads of 16 bytes whose halves they exchange, as of weights; or from two loads of 8
-    // bytes, which take fewer registers.
-    constexpr bool EXCHANGES_ROWS = ROWS == 8;
     SHARED(float, held);  // [groups, segments, ROWS, COLUMNS]
     const u32 warp = threadIdx.x / WARP, group = product.group_of_warp >> 4 * warp & 15;
     // A division takes longer than all else before the first load.
@@ -60,7 +57,7 @@ DEVICE void multiply_few(const OrderedProduct& product) {
         for (u32 tile = 0; tile < TILES; tile++) sums[0][tile] = zero_sums();
 #pragma unroll 1
         for (u32 first = start; first < steps_end; first += BATCH * BLOCK_TERMS) {
-            const u32 term = first + operand_chunk() * CHUNK, part = first + operand_part() * HALF;
+            const u32 term = first + operand_chunk() * CHUNK;
             Chunk a[BATCH][1][SLOTS], weight[BATCH][TILES];
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
@@ -76,18 +73,13 @@ DEVICE void multiply_few(const OrderedProduct& product) {
             is_first = false;
 #pragma unroll
             for (u32 slot = 0; slot < SLOTS; slot++) {
-                const bf16* const at = rows[slot % OWN_SLOTS] + (EXCHANGES_ROWS ? term : part);
+                const bf16* const at = rows[slot % OWN_SLOTS] + term;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     Chunk& chunk = a[i][0][slot];
                     chunk = zero_chunk();
                     if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS]) continue;
-                    if constexpr (EXCHANGES_ROWS) {
-                        if (term + i * BLOCK_TERMS < end) chunk = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
-                    } else {
-                        if (part + i * BLOCK_TERMS < end) load_part<0>(chunk, at + i * BLOCK_TERMS);
-                        if (part + i * BLOCK_TERMS + TILE < end) load_part<1>(chunk, at + i * BLOCK_TERMS + TILE);
-                    }
+                    if (term + i * BLOCK_TERMS < end) chunk = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
                 }
             }
 #pragma unroll
@@ -96,7 +88,7 @@ DEVICE void multiply_few(const OrderedProduct& product) {
 #pragma unroll
                 for (u32 tile = 0; tile < TILES; tile++) exchange_halves(weight[i][tile]);
 #pragma unroll
-                for (u32 slot = 0; EXCHANGES_ROWS && slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
+                for (u32 slot = 0; slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
                 multiply_add(sums, a[i], weight[i]);
             }
         }
@@ -134,7 +126,7 @@ KERNEL(ordered_few_8_whole, FEW_THREADS, 1, OrderedProduct) { multiply_few<8, 1,
 // 16 columns, so that rows are not read more often than weights; but a tile where few warps share all.
 constexpr u32 FEW_16_TILES = WARP == 32 ? 2 : 1;
 SHARED_BYTES(ordered_few_16, (FEW_SHARED_BYTES<16, FEW_16_TILES>));
-KERNEL(ordered_few_16, FEW_THREADS, 3, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
+KERNEL(ordered_few_16, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
 SHARED_BYTES(ordered_few_16_deep, (FEW_SHARED_BYTES<16, 1>));
 KERNEL(ordered_few_16_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, 1, 4>(arguments); }
 
