@@ -47,7 +47,8 @@ pub mod views;
 pub mod weight_gradient;
 
 /// Hands every body, with the name of its test, to a macro: those whose results all arms of a kind must have to the bit,
-/// and those that one arm is enough for, since what they check is decided before a kernel's loops.
+/// and those that one arm is enough for, since what they check is decided before a kernel's loops; of both, those apart whose kernels are
+/// others where groups of warps multiply together.
 macro_rules! every_body {
     ($tests:ident) => {
         $tests! {
@@ -57,8 +58,6 @@ macro_rules! every_body {
                 matmul_backward_agrees: bodies::matmul::backward_agrees;
                 matmul_elements_are_independent: bodies::matmul::elements_are_independent;
                 matmul_rows_of_any_number_agree: bodies::matmul::rows_of_any_number_agree;
-                ordered_product_agrees: bodies::ordered_product::agrees;
-                ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 weight_gradient_agrees: bodies::weight_gradient::agrees;
                 weight_gradient_parts_are_added_in_order: bodies::weight_gradient::parts_are_added_in_order;
                 embedding_agrees: bodies::embedding::agrees;
@@ -142,7 +141,9 @@ macro_rules! every_body {
                 updates_refuse_shapes: bodies::refusals::updates;
                 masters_refuse_shapes: bodies::master::refuses_shapes;
             }
-            of_attention {
+            of_groups {
+                ordered_product_agrees: bodies::ordered_product::agrees;
+                ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 attention_agrees: bodies::attention::agrees;
                 attention_of_long_walks_agrees: bodies::attention::long_walks_agree;
                 attention_shows_values_that_are_not_finite: bodies::attention::values_that_are_not_finite_are_seen;
@@ -155,7 +156,7 @@ macro_rules! every_body {
                 attention_steps_agree: bodies::attention_cached::steps_agree;
                 attention_cached_is_the_same_in_any_cut: bodies::attention_cached::cuts_change_nothing;
             }
-            of_one_attention {
+            of_one_in_groups {
                 attention_refuses_shapes: bodies::attention_refusals::whole;
                 attention_cached_refuses_shapes: bodies::attention_refusals::cached;
             }
