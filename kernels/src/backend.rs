@@ -32,7 +32,7 @@ mod selective_scan;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
     LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients,
-    ScanInputs, TermValues, TreeTerm,
+    ScanInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -381,6 +381,19 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         stream: &mut Self::DeviceStream,
         out: SliceMut<'_, Self, f32>,
         terms: &[TreeTerm<'_, Self>],
+    ) -> Result<()> {
+        self.tree_sums(stream, vec![TreeSum { out, terms: terms.to_vec() }])
+    }
+
+    /// The [`tree_sum`](Self::tree_sum) of each. A GPU forms several in one launch, which keeps the links between devices busy where
+    /// each of them is small.
+    ///
+    /// # Errors
+    /// As [`tree_sum`](Self::tree_sum), for any of them: then none is written.
+    fn tree_sums(
+        &self,
+        stream: &mut Self::DeviceStream,
+        sums: Vec<TreeSum<'_, Self>>,
     ) -> Result<()>;
 
     /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:

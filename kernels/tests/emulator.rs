@@ -361,6 +361,8 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+    let onward = "tile -= tiles;";
+    assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
 }
 
 /// Parts of a grain are added to each other before they are added to the lane, each once.
@@ -398,7 +400,7 @@ fn a_draw_that_forgets_fails_the_body() {
 fn segments_that_are_added_otherwise_fail_the_body() {
     let rows_agree = bodies::ordered_product::rows_of_any_number_agree;
     let of_few = "total += at[segment * RESULTS];";
-    let of_blocks = "total.at[j] += sum[i].at[j];";
+    let of_blocks = "total.at[j] += sum[i].at[j]";
     let anew = "                sums[down][across] = zero_sums();";
     assert_needs::<Bf16>("ordered_product.cu", of_few, rows_agree);
     assert_needs::<Bf16>("ordered_product.cu", of_blocks, rows_agree);
@@ -417,7 +419,7 @@ fn products_of_groups_that_differ_fail_the_body() {
             "#include \"ordered_staged.h\"",
             "#define __syncthreads()\n#include \"ordered_staged.h\"\n#undef __syncthreads",
         ),
-        ("total.at[j] += sum[i].at[j];", ""),
+        ("total.at[j] += sum[i].at[j];", ";"),
     ];
     for (from, to) in changes {
         let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();

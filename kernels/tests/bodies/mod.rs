@@ -88,6 +88,7 @@ macro_rules! every_body {
                 accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
+                tree_sums_at_once_agree: bodies::tree_sum::several_at_once_agree;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 likeliest_agrees: bodies::likeliest::agrees;
                 draw_agrees: bodies::draw::agrees;
@@ -103,6 +104,7 @@ macro_rules! every_body {
                 buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
                 pinned_memory_holds_what_is_copied: bodies::memory::pinned_memory_holds_what_is_copied;
                 wrong_trees_are_refused: bodies::tree_sum::wrong_trees_are_refused;
+                one_wrong_tree_stops_all: bodies::tree_sum::one_wrong_tree_of_several_stops_all;
                 streams_wait_for_each_other: bodies::memory::streams_wait_for_each_other;
                 matmul_of_two_streams_agrees: bodies::matmul::two_streams_agree;
                 views_stay_inside: bodies::views::views_stay_inside;

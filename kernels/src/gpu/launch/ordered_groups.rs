@@ -255,7 +255,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                     own_segments: staged.own_segments as u32,
                 };
                 let grid = sizes.columns.div_ceil(staged.columns);
-                let launch = blocks(kernel, grid, WARP * staged.warps as u32)?.early();
+                let launch = blocks(kernel, grid, WARP * staged.warps as u32)?.early(sizes.rows);
                 let launch = Launch { shared_bytes: staged.shared_bytes, ..launch };
                 // SAFETY: the caller's.
                 unsafe {
@@ -308,7 +308,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             true => items.min(self.driver.properties().multiprocessors as usize),
             false => items,
         };
-        let launch = blocks(kernel, resident, groups.threads())?.early();
+        let launch = blocks(kernel, resident, groups.threads())?.early(sizes.rows);
         let launch = Launch { shared_bytes: groups.shared_bytes(), ..launch };
         // SAFETY: the caller's.
         unsafe { self.launch(stream, &ORDERED_PRODUCT, groups.kernel, launch, arguments)? };

@@ -257,7 +257,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         product.groups = plan.groups as u32;
         product.walkers = plan.walkers as u32;
         product.row_blocks = plan.row_blocks as u32;
-        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?.early();
+        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?
+            .early(product.rows as usize);
         let depth = if plan.split { product.segments } else { 1 };
         let launch =
             Launch { grid: [launch.grid[0], depth, 1], shared_bytes: plan.shared_bytes, ..launch };
@@ -283,7 +284,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let in_pairs = P::ELEMENT == ElementKind::Bf16 && columns.is_multiple_of(2);
         let (kernel, own) =
             if in_pairs { ("ordered_add_pairs", 2) } else { ("ordered_add_segments", 1) };
-        let launch = blocks(KERNEL, columns.div_ceil(own * THREADS as usize), THREADS)?.early();
+        let launch = blocks(KERNEL, columns.div_ceil(own * THREADS as usize), THREADS)?
+            .early(product.rows as usize);
         let launch = Launch { grid: [launch.grid[0], product.rows, 1], ..launch };
         // SAFETY: as for the kernel before; rows are few where segments are apart.
         unsafe { self.launch(stream, &ORDERED_PRODUCT, kernel, launch, product) }
