@@ -50,8 +50,8 @@ impl<'a, B: Backend> Lease<'a, B> {
     /// The fp32 parameters at `place`, counted inside the segment.
     ///
     /// # Errors
-    /// A place that leaves the segment. Of a [packed](Self::packed) lease also a place that is not inside one tensor, or that is of a
-    /// tensor which the layout does not say is read in fp32.
+    /// A place that leaves the segment. Of a [packed](Self::packed) lease also a place that is not inside one tensor, or several that are neighbours
+    /// in memory too, or that is of a tensor which the layout does not say is read in fp32.
     pub fn vector(&self, place: &Range<usize>) -> Result<Slice<'a, B, f32>> {
         let start = match self.packing {
             None => place.start,
@@ -64,7 +64,8 @@ impl<'a, B: Backend> Lease<'a, B> {
     ///
     /// # Errors
     /// A place that leaves the segment, or a matrix that is larger than its place. Of a [packed](Self::packed) lease also a place
-    /// that is not inside one tensor, or that is of a tensor which the layout does not say is read in activation precision.
+    /// that is not inside one tensor, or several that are neighbours in memory too, or that is of a tensor which the layout does not say
+    /// is read in activation precision.
     pub fn weight(
         &self,
         place: &Range<usize>,
@@ -189,13 +190,25 @@ impl Packing {
         precision: &str,
         start_of: impl Fn(&PackedTensor) -> Option<usize>,
     ) -> Result<usize> {
-        let after = self.tensors.partition_point(|tensor| tensor.place.start <= place.start);
-        let tensor = self.tensors[..after].last().filter(|tensor| place.end <= tensor.place.end);
-        let start = tensor.and_then(&start_of).zip(tensor);
-        let Some((start, tensor)) = start else {
+        let first = self.tensors.partition_point(|tensor| tensor.place.end <= place.start);
+        let tensor = self.tensors.get(first).filter(|tensor| tensor.place.start <= place.start);
+        let Some((start, tensor)) = tensor.and_then(&start_of).zip(tensor) else {
             return Err(self.refuse(place, precision, tensor));
         };
-        Ok(start + place.start - tensor.place.start)
+        // Tensors that are neighbours here as in the segment are one.
+        let mut end = tensor.place.end;
+        for next in &self.tensors[first + 1..] {
+            let is_neighbour = next.place.start == end
+                && start_of(next) == Some(start + (end - tensor.place.start));
+            if end >= place.end || !is_neighbour {
+                break;
+            }
+            end = next.place.end;
+        }
+        if end < place.end {
+            return Err(self.refuse(place, precision, None));
+        }
+        Ok(start + (place.start - tensor.place.start))
     }
 
     #[cold]
@@ -293,5 +306,39 @@ mod tests {
         }
         let short = Lease::<Cpu>::packed(&packing, Slice::all(&activation), Slice::all(&fp32));
         assert!(short.is_err(), "96 and 48 elements are not 48 and 96");
+    }
+
+    #[test]
+    fn neighbours_are_one_place() {
+        let mut layout = Layout::new();
+        let segment = layout.segment("only");
+        for (name, shape, reading) in [
+            ("q", &[4, 8][..], Reading::Activation),
+            ("k", &[4, 8], Reading::Activation),
+            ("bias", &[16], Reading::Fp32),
+            ("v", &[4, 8], Reading::Activation),
+            ("short", &[3], Reading::Activation),
+            ("last", &[4, 4], Reading::Activation),
+        ] {
+            let tensor = layout.tensor(name, shape, Decay::Exempt, 1);
+            layout.set_reading(tensor, reading);
+        }
+        layout.block("block", &[segment]);
+        let (packing, backend) = (Packing::new(&layout, 0), Cpu::new(NonZeroUsize::MIN).unwrap());
+        let stream = &mut backend.device_stream().unwrap();
+        let fp32 = backend.allocate(stream, packing.fp32_elements()).unwrap();
+        let mut activation = backend.allocate(stream, packing.activation_elements()).unwrap();
+        for (index, value) in activation.as_mut_slice().iter_mut().enumerate() {
+            *value = index as f32;
+        }
+        let lease: Lease<'_, Cpu> =
+            Lease::packed(&packing, Slice::all(&fp32), Slice::all(&activation)).unwrap();
+        let both = lease.weight(&(0..64), 8, 8).expect("q and k");
+        assert_eq!((both.start(), both.shape()), (0, [8, 8]));
+        assert_eq!(lease.weight(&(80..112), 4, 8).expect("v alone").start(), 64);
+        // With a tensor between that is elsewhere, and with padding between.
+        for place in [32..112, 112..144] {
+            lease.weight(&place, 1, place.len()).map(|_| ()).expect_err("no neighbours");
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! The forward pass of one transformer block; the parts that backward and generation repeat are functions of their own.
 
+use std::ops::Range;
+
 use tidemill_kernels::backend::AttentionInputs;
 use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
 
 use crate::block::BlockPass;
 use crate::error::Result;
-use crate::linear::Products;
+use crate::linear::{Linear, Products};
 use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::Device;
 use crate::transformer::block::{TransformerBlock, TransformerSaved, TransformerScratch};
@@ -86,6 +88,15 @@ pub(crate) fn project<B: Backend>(
 ) -> Result<()> {
     let count = rows.grains.rows();
     let normed = Slice::all(normed).matrix(count, block.width())?;
+    // A product in the stated order gives an element the same bits, whatever else it computes. The library's does not.
+    if products == Products::Ordered
+        && let Some(all) = side_by_side(&block.projections)
+    {
+        let outputs = 3 * block.attention.width();
+        let qkv = SliceMut::all(qkv).matrix(count, outputs)?;
+        let weight = rows.parameters.weight(&all, outputs, block.width())?;
+        return products.multiply(device, qkv, normed, weight);
+    }
     let mut first = 0;
     for map in &block.projections {
         let qkv: MatrixMut<'_, B, _> =
@@ -95,6 +106,14 @@ pub(crate) fn project<B: Backend>(
         first += map.outputs;
     }
     Ok(())
+}
+
+/// The weights of several maps without biases, where each begins behind the one before it: one map's, then.
+fn side_by_side(maps: &[Linear]) -> Option<Range<usize>> {
+    let [first, .., last] = maps else { return None };
+    let are_neighbours = maps.windows(2).all(|pair| pair[0].weight.end == pair[1].weight.start);
+    let have_biases = maps.iter().any(|map| map.bias.is_some());
+    (are_neighbours && !have_biases).then_some(first.weight.start..last.weight.end)
 }
 
 /// `activated = gelu(up + bias)`
