@@ -1,7 +1,11 @@
-//! Whichever optimizer a run has, nothing but numerics changes a bit, and a checkpoint holds the states that its rule names.
+//! Whichever optimizer and groups of parameters a run has, nothing but numerics changes a bit, and a checkpoint holds the states
+//! that its rule names.
 //!
 //! That AdamW does is promised by all other files: it is the default.
+//!
+//! Seen red: with groups that a resumed run forgets, and with a frozen tensor that is updated all the same.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crate::support::processes::wait_until;
@@ -16,12 +20,31 @@ const LION: &str = "optimizer.name=lion";
 static REFERENCE: LazyLock<Outcome> =
     LazyLock::new(|| BENCH.train(Job { dir: "reference", workers: 1, set: &[LION] }));
 
-/// The names of the tensors of a file in the layout of safetensors.
-fn tensors(file: &[u8]) -> Vec<String> {
+/// Norms at a tenth of the rate that are decayed, and an embedding that stays what it is.
+const GROUPS: &str = r#"optimizer.groups=[
+    { match = ["*.norm.*", "*.norm_f.*"], learning_rate_factor = 0.1, weight_decay = 0.3 },
+    { match = ["*embeddings*"], learning_rate_factor = 0.0, weight_decay = 0.0 },
+]"#;
+
+/// AdamW with [`GROUPS`] on one worker.
+static GROUPED: LazyLock<Outcome> =
+    LazyLock::new(|| BENCH.train(Job { dir: "grouped", workers: 1, set: &[GROUPS] }));
+
+/// The bytes of the tensors of a file in the layout of safetensors, by name.
+fn contents(file: &[u8]) -> BTreeMap<String, &[u8]> {
     let (length, rest) = file.split_first_chunk().unwrap();
-    let header = &rest[..u64::from_le_bytes(*length) as usize];
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: serde_json::Map<_, _> = serde_json::from_slice(header).unwrap();
-    header.into_iter().map(|(name, _)| name).filter(|name| name != "__metadata__").collect()
+    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    let place = |of: &serde_json::Value, end: usize| {
+        of["data_offsets"][end].as_u64().expect("a place in the file") as usize
+    };
+    tensors.map(|(name, of)| (name, &data[place(&of, 0)..place(&of, 1)])).collect()
+}
+
+/// The names of the tensors of such a file.
+fn tensors(file: &[u8]) -> Vec<String> {
+    contents(file).into_keys().collect()
 }
 
 #[test]
@@ -77,6 +100,81 @@ fn lion_goes_on_where_it_was_killed() {
     let two: Vec<&str> = arguments(&["-n", "2", "-w", "1"]);
     BENCH.tidemill(&two).expect(0);
     assert_same(&BENCH.outcome("killed"), &reference, "killed twice");
+}
+
+#[test]
+fn groups_are_elastic() {
+    for (index, (workers, set)) in [
+        (2, &[GROUPS][..]),
+        (5, &[GROUPS, "batch.microbatch_grains=1"]),
+        (3, &[GROUPS, "parallel.shard=gradients"]),
+        (3, &[GROUPS, "parallel.shard=parameters"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = format!("grouped-{index}");
+        let found = BENCH.train(Job { dir: &dir, workers, set });
+        assert_same(&found, &GROUPED, &format!("{workers} workers {set:?}"));
+    }
+}
+
+#[test]
+fn a_run_of_groups_goes_on_as_if_it_had_not_ended() {
+    let keep = "checkpoint.keep=9";
+    let begun = [GROUPS, keep, "run.steps=2", "schedule.steps=5"];
+    BENCH.train(Job { dir: "grouped-in-two", workers: 2, set: &begun });
+    let found = BENCH.train(Job { dir: "grouped-in-two", workers: 3, set: &[GROUPS, keep] });
+    assert_same(&found, &GROUPED, "a run of groups that went on");
+}
+
+/// What the groups say is what happens: also to the states, of which a frozen tensor's stay zeros.
+#[test]
+fn a_frozen_tensor_stays_what_it_was_while_others_move() {
+    let nothing = ["optimizer.learning_rate=0.0", "optimizer.weight_decay=0.0"];
+    let initial = BENCH.train(Job { dir: "initial", workers: 1, set: &nothing });
+    let plain = BENCH.train(Job { dir: "plain", workers: 1, set: &[] });
+    let models =
+        [&initial, &plain, &*GROUPED].map(|it| contents(&it.latest()["model.safetensors"]));
+    let [initial, plain, grouped] = models;
+    let mut frozen = Vec::new();
+    for (name, before) in &initial {
+        // Steps of other tensors are other ones too, since losses come of all.
+        assert_ne!(&plain[name], before, "{name} moves where there are no groups");
+        assert_ne!(plain[name], grouped[name], "{name} is the same with groups and without");
+        if &grouped[name] == before {
+            frozen.push(name.as_str());
+        }
+    }
+    assert_eq!(frozen, ["backbone.embeddings.weight"]);
+    for (name, state) in contents(&GROUPED.latest()["optimizer.safetensors"]) {
+        let is_zero = state.iter().all(|&byte| byte == 0);
+        assert_eq!(is_zero, name.ends_with("backbone.embeddings.weight"), "{name}");
+    }
+    // A norm's weight is 1 at first, and moves by at most about a tenth of the rates.
+    let norm = "backbone.norm_f.weight";
+    let farthest = |tensor: &[u8]| {
+        let values = tensor.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        values.map(|value| (value - 1.0).abs()).fold(0.0, f32::max)
+    };
+    let [plain, grouped] = [plain[norm], grouped[norm]].map(farthest);
+    assert!(grouped > 0.0 && grouped < 0.3 * plain, "{grouped} of {plain}");
+}
+
+/// A factor of 1 is the number that was there already, and so is a decay that says what `[optimizer]` does.
+#[test]
+fn groups_that_change_nothing_change_no_bit() {
+    let nothing = r#"optimizer.groups=[
+        { match = ["*.norm.*"], learning_rate_factor = 1.0 },
+        { match = ["*.x_proj.weight", "*.A_log"], learning_rate_factor = 1.0 },
+        { match = ["*.in_proj.weight"], weight_decay = 0.1 },
+    ]"#;
+    let plain = BENCH.train(Job { dir: "without-groups", workers: 1, set: &[] });
+    let found = BENCH.train(Job { dir: "groups-of-nothing", workers: 2, set: &[nothing] });
+    assert_eq!(found.steps, plain.steps);
+    for name in ["model.safetensors", "optimizer.safetensors"] {
+        assert!(found.latest()[name] == plain.latest()[name], "{name} has other bytes");
+    }
 }
 
 /// It asserts itself that its losses have the same bits with one worker and with three.

@@ -63,6 +63,31 @@ fn a_forbidden_change_names_the_key_and_both_values() {
     }
 }
 
+/// Also where the run began without any, or goes on without.
+#[test]
+fn groups_of_parameters_may_not_change() {
+    let bench = Workbench::new();
+    let set = |factor| {
+        format!(r#"optimizer.groups=[{{match=["*norm*"],learning_rate_factor={factor}}}]"#)
+    };
+    let json = |factor| format!(r#"[{{"learning_rate_factor":{factor},"match":["*norm*"]}}]"#);
+    let (half, third) = (set("0.5"), set("0.3"));
+    let sets: [&[&str]; 3] = [&[], &[&half], &[&third]];
+    let words = ["not set".to_owned(), json("0.5"), json("0.3")];
+    for (dir, begun, now) in [("none", 0, 1), ("gone", 1, 0), ("other", 1, 2)] {
+        bench.train(Job { dir, workers: 1, set: sets[begun] });
+        let before = files(&bench.path(dir));
+        let error =
+            causes(&bench.try_train(Job { dir, workers: 2, set: sets[now] }).expect_err(dir));
+        let said = format!("optimizer.groups is {} in ", words[begun]);
+        assert!(error.contains(&said) || begun == 0, "{error}");
+        for part in ["optimizer.groups", &words[begun], &words[now], "cannot change"] {
+            assert!(error.contains(part), "{dir}: {part:?} is not in {error:?}");
+        }
+        assert!(files(&bench.path(dir)) == before, "{dir}: something was written");
+    }
+}
+
 #[test]
 fn other_data_is_a_forbidden_change() {
     let bench = Workbench::new();

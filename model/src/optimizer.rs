@@ -4,8 +4,10 @@
 //! own rule is given to the training graph as they are.
 
 mod adamw;
+mod groups;
 mod lion;
 pub mod rule;
+mod terms;
 
 use std::sync::Arc;
 
@@ -13,14 +15,16 @@ use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
 
 pub use self::adamw::AdamW;
+pub use self::groups::{GroupSettings, update_terms};
 pub use self::lion::Lion;
 pub use self::rule::{
     HostViews, MOST_STATES, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
     check_states,
 };
+pub use self::terms::{UpdateTerms, WeightDecay};
 
 use crate::error::{ModelError, Result};
-use crate::layout::Decay;
+use crate::layout::Layout;
 
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -58,6 +62,9 @@ pub struct OptimizerSettings {
     /// The norm that the mean gradient is clipped to: 1. Clipping cannot be left out, since a run whose gradient
     /// explodes once is lost; a large number switches it off.
     pub clip_norm: f64,
+    /// `[[optimizer.groups]]`: tensors, by name, whose updates have something of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSettings>,
 }
 
 /// The `[optimizer]` table as it is written.
@@ -70,11 +77,12 @@ struct Written {
     eps: Option<f64>,
     weight_decay: Option<f64>,
     clip_norm: Option<f64>,
+    groups: Vec<GroupSettings>,
 }
 
 impl From<Written> for OptimizerSettings {
     fn from(written: Written) -> Self {
-        let Written { name, learning_rate, betas, eps, weight_decay, clip_norm } = written;
+        let Written { name, learning_rate, betas, eps, weight_decay, clip_norm, groups } = written;
         let default = Self::of(name);
         Self {
             name,
@@ -83,6 +91,7 @@ impl From<Written> for OptimizerSettings {
             eps: eps.or(default.eps),
             weight_decay: weight_decay.unwrap_or(default.weight_decay),
             clip_norm: clip_norm.unwrap_or(default.clip_norm),
+            groups,
         }
     }
 }
@@ -108,6 +117,7 @@ impl OptimizerSettings {
             eps: Some(1e-8),
             weight_decay: 0.1,
             clip_norm: 1.0,
+            groups: Vec::new(),
         };
         match name {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => adamw,
@@ -122,7 +132,7 @@ impl OptimizerSettings {
         }
     }
 
-    /// Checks every value.
+    /// Checks every value; whether groups match is known [with a model](update_terms).
     ///
     /// # Errors
     /// A value that no update can use, named by its key.
@@ -153,7 +163,8 @@ impl OptimizerSettings {
             }
         }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
-        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")
+        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")?;
+        self.groups.iter().enumerate().try_for_each(|(place, group)| group.check(place))
     }
 
     /// `min(1, clip_norm / (norm + 1e-6))`, where `norm` is that of the mean gradient before clipping.
@@ -161,21 +172,29 @@ impl OptimizerSettings {
         clip_coefficient(norm, self.clip_norm)
     }
 
-    /// What parameters are multiplied by before an update at `learning_rate`, which is the schedule's.
-    pub fn decay_factor(&self, learning_rate: f64, decay: Decay) -> f64 {
-        match (decay, self.name) {
-            (Decay::Exempt, _) => 1.0,
-            (Decay::Decayed, OptimizerName::Adamw | OptimizerName::Lion) => {
-                1.0 - learning_rate * self.weight_decay
+    /// What parameters are multiplied by before an update of these numbers: 1 where their decay is 0.
+    pub fn decay_factor(&self, scalars: &UpdateScalars) -> f64 {
+        let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay);
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::Lion => {
+                1.0 - scalars.learning_rate * weight_decay
             }
-            (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
+            OptimizerName::DecoupledAdamw => {
                 let factor = match self.learning_rate {
                     0.0 => 1.0,
-                    base => learning_rate / base,
+                    base => scalars.scheduled_rate / base,
                 };
-                1.0 - factor * self.weight_decay
+                1.0 - factor * weight_decay
             }
         }
+    }
+
+    /// By tensor of `layout`: what its updates have of their own.
+    ///
+    /// # Errors
+    /// As [`update_terms`].
+    pub fn terms(&self, layout: &Layout) -> Result<Vec<UpdateTerms>> {
+        update_terms(&self.groups, layout)
     }
 
     /// The states of [`rule`](Self::rule).
@@ -201,17 +220,28 @@ impl OptimizerSettings {
 mod tests {
     use super::*;
 
+    fn scalars(scheduled_rate: f64, factor: f64, weight_decay: WeightDecay) -> UpdateScalars {
+        let terms = UpdateTerms { learning_rate_factor: factor, weight_decay };
+        UpdateScalars::new(1, scheduled_rate, 1.0, terms)
+    }
+
     #[test]
     fn decay_follows_the_learning_rate_or_the_schedule_alone() {
         let adamw = OptimizerSettings::default();
         let decoupled = OptimizerSettings { name: OptimizerName::DecoupledAdamw, ..adamw.clone() };
-        let factor = |settings: &OptimizerSettings, decay| settings.decay_factor(5e-4, decay);
-        assert_eq!(factor(&adamw, Decay::Decayed), 1.0 - 5e-4 * 0.1);
-        assert_eq!(factor(&decoupled, Decay::Decayed), 1.0 - 0.5 * 0.1);
-        assert_eq!(factor(&adamw, Decay::Exempt), 1.0);
-        assert_eq!(factor(&decoupled, Decay::Exempt), 1.0);
+        let of = |rate_factor, weight_decay, settings: &OptimizerSettings| {
+            settings.decay_factor(&scalars(5e-4, rate_factor, weight_decay))
+        };
+        assert_eq!(of(1.0, WeightDecay::OfRule, &adamw), 1.0 - 5e-4 * 0.1);
+        assert_eq!(of(1.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
+        assert_eq!(of(1.0, WeightDecay::Exempt, &adamw), 1.0);
+        assert_eq!(of(1.0, WeightDecay::Exempt, &decoupled), 1.0);
+        // That of a group, and with the rate of a group, which a decay that follows the schedule alone does not have.
+        assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &adamw), 1.0 - 2.5e-4 * 0.2);
+        assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &decoupled), 1.0 - 0.5 * 0.2);
+        assert_eq!(of(0.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
         let without_rate = OptimizerSettings { learning_rate: 0.0, ..decoupled };
-        assert_eq!(factor(&without_rate, Decay::Decayed), 0.9);
+        assert_eq!(of(1.0, WeightDecay::OfRule, &without_rate), 0.9);
     }
 
     #[test]
@@ -250,9 +280,12 @@ mod tests {
         assert_eq!(lion, expected);
         assert_eq!((lion.betas, lion.eps, lion.learning_rate), ([0.9, 0.99], None, 1e-4));
         lion.check().expect("allowed");
-        assert_eq!(lion.decay_factor(1e-4, Decay::Decayed), 1.0 - 1e-4 * 0.3);
+        assert_eq!(lion.decay_factor(&scalars(1e-4, 1.0, WeightDecay::OfRule)), 1.0 - 1e-4 * 0.3);
         // What is written down of a run is read again.
-        for settings in [lion, OptimizerSettings::default()] {
+        let groups = read(r#"{"groups": [{"match": ["*.norm.*", "x"], "weight_decay": 0.0}]}"#);
+        assert_eq!(groups.groups[0].patterns, ["*.norm.*", "x"]);
+        assert_eq!(groups.groups[0].learning_rate_factor, None);
+        for settings in [lion, groups, OptimizerSettings::default()] {
             let written = serde_json::to_string(&settings).expect("written");
             assert_eq!(read(&written), settings, "{written}");
         }

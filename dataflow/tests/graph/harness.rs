@@ -17,8 +17,8 @@ use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
-use tidemill::model::optimizer::{StateSpec, UpdateRule, UpdateScalars, UpdateViews};
-use tidemill::model::{Decay, Device, Trainable};
+use tidemill::model::optimizer::{StateSpec, UpdateRule, UpdateScalars, UpdateViews, WeightDecay};
+use tidemill::model::{Device, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
     InitialState, SampleName, SampleNames, ScheduledRule, StateSink, StepReport, Training,
@@ -209,7 +209,7 @@ impl<B: Backend> UpdateRule<B> for OwnAdamW {
         &self,
         Device { backend, stream }: &mut Device<'_, B>,
         views: UpdateViews<'_, B>,
-        UpdateScalars { update, gradient_scale, decay, .. }: UpdateScalars,
+        UpdateScalars { update, gradient_scale, weight_decay, .. }: UpdateScalars,
     ) -> tidemill::model::Result<()> {
         let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
         let step = AdamWStep {
@@ -217,7 +217,7 @@ impl<B: Backend> UpdateRule<B> for OwnAdamW {
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
-            decay_factor: if decay == Decay::Decayed { 0.998 } else { 1.0 },
+            decay_factor: if weight_decay == WeightDecay::OfRule { 0.998 } else { 1.0 },
             bias_correction1: 1.0 - 0.9_f32.powi(update as i32),
             bias_correction2: 1.0 - 0.95_f32.powi(update as i32),
             gradient_scale,
@@ -229,7 +229,7 @@ impl<B: Backend> UpdateRule<B> for OwnAdamW {
 pub fn rule<B: Backend>() -> ScheduledRule<B> {
     let learning_rate = Arc::new(|update| 0.02 / update as f64);
     let pace = UpdatePace { clip_norm: Some(0.5), learning_rate };
-    ScheduledRule { pace, rule: Arc::new(OwnAdamW) }
+    ScheduledRule { pace, rule: Arc::new(OwnAdamW), groups: Vec::new() }
 }
 
 impl Run {

@@ -7,8 +7,8 @@
 
 use tidemill_kernels::{Backend, Cpu, MasterMut, Slice, SliceMut};
 
+use super::terms::{UpdateTerms, WeightDecay};
 use crate::error::{ModelError, Result};
-use crate::layout::Decay;
 use crate::trainable::Device;
 
 /// What an optimizer keeps beside the parameters.
@@ -65,7 +65,7 @@ pub fn check_states(states: &[StateSpec]) -> Result<()> {
     Ok(())
 }
 
-/// What one call of a rule updates: consecutive elements of the parameters, all decayed or all exempt.
+/// What one call of a rule updates: consecutive elements of the parameters, all of the same [terms](UpdateTerms).
 pub struct UpdateViews<'a, B: Backend> {
     /// The parameters.
     pub parameters: MasterMut<'a, B>,
@@ -123,12 +123,24 @@ impl<'a> UpdateViews<'a, Cpu> {
 pub struct UpdateScalars {
     /// Which update it is, from 1.
     pub update: u64,
-    /// The learning rate, as the schedule has it for this update.
+    /// The learning rate of these elements: the schedule's, times the factor of their group.
     pub learning_rate: f64,
+    /// The learning rate as the schedule has it for this update, which a decay that follows the schedule alone goes by.
+    pub scheduled_rate: f64,
     /// What the gradient is multiplied by first: the clipping coefficient.
     pub gradient_scale: f32,
-    /// Whether weight decay applies to these elements.
-    pub decay: Decay,
+    /// Which weight decay applies to these elements.
+    pub weight_decay: WeightDecay,
+}
+
+impl UpdateScalars {
+    /// Those of `update` for elements of `terms`, where the schedule has `scheduled_rate`.
+    pub fn new(update: u64, scheduled_rate: f64, gradient_scale: f32, terms: UpdateTerms) -> Self {
+        let UpdateTerms { learning_rate_factor, weight_decay } = terms;
+        // A factor of 1 leaves every bit of the rate.
+        let learning_rate = scheduled_rate * learning_rate_factor;
+        Self { update, learning_rate, scheduled_rate, gradient_scale, weight_decay }
+    }
 }
 
 /// What an optimizer does with a gradient. A user's own implements it for the backends that it knows.

@@ -5,7 +5,8 @@ use std::ops::Range;
 use tidemill_collective::communicator::{Cut, Holders, Values, ValuesMut};
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_model::{Decay, Held, Layout, Parameters};
+use tidemill_model::optimizer::UpdateTerms;
+use tidemill_model::{Held, Layout, Parameters};
 
 use crate::operators::error::GraphError;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
@@ -111,17 +112,20 @@ pub(super) fn owned_buckets(
     (owned, elements)
 }
 
-/// The arena's runs of equal decay; padding belongs to the tensor before it.
-pub(super) fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
-    let mut runs: Vec<(Range<usize>, Decay)> = Vec::new();
-    for tensor in layout.tensors() {
+/// The arena's runs of equal terms, given those of each tensor; padding belongs to the tensor before it.
+pub(super) fn update_runs(
+    layout: &Layout,
+    terms: &[UpdateTerms],
+) -> Vec<(Range<usize>, UpdateTerms)> {
+    let mut runs: Vec<(Range<usize>, UpdateTerms)> = Vec::new();
+    for (tensor, &terms) in layout.tensors().iter().zip(terms) {
         match runs.last_mut() {
-            Some((run, decay)) if *decay == tensor.decay => run.end = tensor.offset,
+            Some((run, before)) if *before == terms => run.end = tensor.offset,
             Some((run, _)) => {
                 run.end = tensor.offset;
-                runs.push((tensor.offset..tensor.offset, tensor.decay));
+                runs.push((tensor.offset..tensor.offset, terms));
             }
-            None => runs.push((0..0, tensor.decay)),
+            None => runs.push((0..0, terms)),
         }
     }
     if let Some((run, _)) = runs.last_mut() {
@@ -132,10 +136,13 @@ pub(super) fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
 
 #[cfg(test)]
 mod tests {
+    use tidemill_model::Decay;
+    use tidemill_model::optimizer::{GroupSettings, update_terms};
+
     use super::*;
 
     #[test]
-    fn decay_runs_cover_the_arena_and_merge_neighbours() {
+    fn update_runs_cover_the_arena_and_merge_neighbours() {
         let mut layout = Layout::new();
         layout.segment("first");
         layout.tensor("a", &[3, 5], Decay::Decayed, 1);
@@ -143,8 +150,24 @@ mod tests {
         layout.tensor("c", &[1], Decay::Exempt, 1);
         layout.segment("second");
         layout.tensor("d", &[2, 2], Decay::Decayed, 1);
-        let runs = decay_runs(&layout);
-        let decayed = |range| (range, Decay::Decayed);
-        assert_eq!(runs, [decayed(0..16), (16..64, Decay::Exempt), decayed(64..80)]);
+        let runs = |groups: &[GroupSettings]| {
+            update_runs(&layout, &update_terms(groups, &layout).expect("allowed"))
+        };
+        let [decayed, exempt] = [Decay::Decayed, Decay::Exempt].map(UpdateTerms::of);
+        assert_eq!(runs(&[]), [(0..16, decayed), (16..64, exempt), (64..80, decayed)]);
+        let group = |pattern: &str, factor| GroupSettings {
+            patterns: vec![pattern.to_owned()],
+            learning_rate_factor: Some(factor),
+            weight_decay: None,
+        };
+        let times = |learning_rate_factor, terms| UpdateTerms { learning_rate_factor, ..terms };
+        let groups = [group("[ab]", 0.5), group("c", 1.0)];
+        let expected = [
+            (0..16, times(0.5, decayed)),
+            (16..48, times(0.5, exempt)),
+            (48..64, exempt),
+            (64..80, decayed),
+        ];
+        assert_eq!(runs(&groups), expected);
     }
 }

@@ -11,11 +11,11 @@ use tidemill_collective::communicator::{Key, Values, ValuesMut};
 use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Slice, SliceMut};
-use tidemill_model::optimizer::{UpdateViews, check_states};
-use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
+use tidemill_model::optimizer::{UpdateTerms, UpdateViews, check_states, update_terms};
+use tidemill_model::{Device, JoinRoom, MasterPlace, Parameters};
 
 use super::communication::CommunicationLedger;
-use super::parts::{Gathered, OwnedBucket, decay_runs, owned_buckets, told, told_mut, values};
+use super::parts::{Gathered, OwnedBucket, owned_buckets, told, told_mut, update_runs, values};
 use super::staging::Staged;
 use super::sums::OwnedSums;
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
@@ -56,8 +56,8 @@ pub(super) struct OwnedState<B: Backend> {
     lender: Lender<B>,
     answers: Answers,
     communication: CommunicationLedger<B>,
-    /// The parts of the arena that are decayed and those that are not, in order.
-    decays: Vec<(Range<usize>, Decay)>,
+    /// The parts of the arena with the terms of their updates, in order.
+    runs: Vec<(Range<usize>, UpdateTerms)>,
     buckets: Vec<OwnedBucket>,
     /// All parameters, or where the workers of a process hold them together this one's; lent for a step, and changed only when they were
     /// given back.
@@ -114,7 +114,7 @@ impl<B: Backend> OwnedState<B> {
         progress::enter(Phase::PreparingDevice, 0);
         let Optimizer { backend, layout, state, lender, rule } = parts;
         check_states(rule.rule.states())?;
-        let decays = decay_runs(layout);
+        let runs = update_runs(layout, &update_terms(&rule.groups, layout)?);
         let lanes = plan.batch.lane_schedule(workers)?;
         let mut kernels = vec![KernelGroup::Optimizer, KernelGroup::GradientSums];
         kernels.extend(lender.communicator.as_ref().map(|_| KernelGroup::TreeSum));
@@ -162,7 +162,7 @@ impl<B: Backend> OwnedState<B> {
             lender,
             answers: Answers::default(),
             communication: CommunicationLedger::new(),
-            decays,
+            runs,
             buckets,
             parameters: Arc::new(parameters),
             is_lent: false,
@@ -316,13 +316,14 @@ impl<B: Backend> OwnedState<B> {
         if let Some(copied) = self.copied.take() {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
-        let Self { backend, stream, snapshots, rule, lender, decays, sums, states, .. } = self;
+        let Self { backend, stream, snapshots, rule, lender, runs, sums, states, .. } = self;
         let OwnedBucket { part, slots, gathered, beside, .. } = &self.buckets[bucket];
         let OwnedPart { range, start, .. } = part;
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-        let decays = decays.iter().filter_map(|(run, decay)| {
+        let runs = runs.iter().filter(|(_, terms)| !terms.is_frozen());
+        let runs = runs.filter_map(|(run, terms)| {
             let run = run.start.max(range.start)..run.end.min(range.end);
-            (!run.is_empty()).then_some((run, *decay))
+            (!run.is_empty()).then_some((run, *terms))
         });
         if !range.is_empty() {
             let (mean, at) = match sums {
@@ -332,7 +333,7 @@ impl<B: Backend> OwnedState<B> {
             let mean = mean.ok_or(NO_SUMS)?;
             let mut device = Device { backend: &**backend, stream };
             parameters.update(&mut device, &part.place(), |device, mut masters| {
-                for (run, decay) in decays {
+                for (run, terms) in runs {
                     let (first, elements) = (run.start - range.start, run.len());
                     let states = states.iter_mut();
                     let states = states.map(|state| SliceMut::new(state, start + first, elements));
@@ -341,7 +342,7 @@ impl<B: Backend> OwnedState<B> {
                         states: states.collect::<Result<_, _>>()?,
                         gradient: Slice::new(mean, at + first, elements)?,
                     };
-                    rule.rule.update(device, views, rule.scalars(update, coefficient, decay))?;
+                    rule.rule.update(device, views, rule.scalars(update, coefficient, terms))?;
                 }
                 Ok(())
             })?;
