@@ -2,8 +2,6 @@
 //! that its rule names.
 //!
 //! That AdamW does is promised by all other files: it is the default.
-//!
-//! Seen red: with groups that a resumed run forgets, and with a frozen tensor that is updated all the same.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
