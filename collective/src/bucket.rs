@@ -1,16 +1,16 @@
-//! The chunks of a parameter arena in buckets: what is summed, updated and gathered together.
+//! The chunks of a parameter arena in buckets, which are summed, updated and gathered as one.
 //!
 //! A bucket is a run of whole segments whose gradients become final one after the other in a backward pass, so that the
 //! first buckets are summed while the rest of the pass still runs. Its chunks follow each other in the parameter arena, and in
-//! every slot of the gradient arena: one kernel goes over all of it. How buckets are formed, and who owns which part of
-//! them, is speed and never numerics.
+//! every slot of the gradient arena: one kernel goes over all of it. The cut into buckets, and the owners of
+//! their parts, change the speed and never the numerics.
 
 use std::ops::Range;
 
 use crate::plan::ChunkPlan;
 
-/// Elements that a bucket has at least, where there are as many: 16 MiB of fp32, for which a link between GPUs takes much
-/// longer than to begin.
+/// Elements that a bucket has at least, where there are as many: 16 MiB of fp32, a transfer that takes a link between GPUs
+/// much longer than the start of one.
 pub const BUCKET_ELEMENTS: usize = 4 << 20;
 
 /// A segment of the parameter arena, for [`BucketPlan::new`].
@@ -94,7 +94,7 @@ impl BucketPlan {
         let mut so_far = 0;
         let cut = |bucket: &Bucket| {
             so_far += bucket.range.len();
-            // What each rank still has to get for all to have the same, as parts of this bucket.
+            // The elements that each rank still lacks of an equal share, as parts of this bucket.
             let want = |load: &usize| (so_far / ranks + 1).saturating_sub(*load);
             let wanted: usize = loads.iter().map(want).sum();
             let (mut next, mut had) = (bucket.chunks.start, 0);
@@ -130,7 +130,7 @@ impl BucketPlan {
     }
 }
 
-/// Who owns which chunks of a bucket.
+/// The owners of the chunks of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketOwners {
     /// The first chunk of each rank, then the end.

@@ -1,7 +1,8 @@
-//! The timely operators that carry what a [`Host`](crate::communicator::Host) communicator sends to other processes.
+//! The timely operators that carry the chunks of a [`Host`](crate::communicator::Host) communicator between processes.
 //!
-//! A communicator is used by a thread that may wait; timely's workers must not. So the thread hands over what leaves, and is
-//! handed what arrives, and the operators bring it across as credit allows: credit comes back when what arrived was used.
+//! A communicator is used by a thread that may wait; timely's workers must not. So the thread hands outgoing chunks to the
+//! operators, which send them as credit allows and hand arrived chunks to the thread. Credit returns once an arrived chunk
+//! was used.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,17 +23,17 @@ use crate::chunk::{Chunk, ChunkHeader, Part, by_destination};
 use crate::credit::{Credit, CreditLedger, PacedQueue};
 use crate::error::CollectiveError;
 
-/// Wakes an operator, once it is there.
+/// Wakes an operator, once it is built.
 type Wake = Arc<OnceLock<SyncActivator>>;
 
 fn wake(operator: &Wake) {
-    // One that is not there yet looks by itself when it begins, and for one that is gone there is nothing to do.
+    // An operator that is not built yet looks for chunks when it starts; one that is gone needs no wake.
     if let Some(operator) = operator.get() {
         let _ = operator.activate();
     }
 }
 
-/// The end at which a communicator hands over what leaves.
+/// The end at which a communicator hands over outgoing chunks.
 #[derive(Clone)]
 pub(crate) struct Outgoing {
     chunks: Sender<Vec<Chunk>>,
@@ -48,23 +49,23 @@ impl Outgoing {
     }
 }
 
-/// What [`Carry::carry`] needs of a communicator, whose bytes it moves.
+/// The operators' ends of a communicator, for [`Carry::carry`].
 pub struct Courier {
     lines: Vec<Line>,
     deliver: Box<Deliver>,
 }
 
-/// Takes what arrives.
+/// Takes arrived chunks.
 type Deliver = dyn Fn(Result<Arrived, CollectiveError>) + Send;
 
-/// What waits in one line for credit.
+/// Outgoing chunks that wait for the credit of one window.
 struct Line {
     outgoing: Receiver<Vec<Chunk>>,
     wake: Wake,
 }
 
-/// The ends between a communicator and its operators, which `deliver` what arrives. What is handed over at one of the `lines` does not
-/// wait for credit of another.
+/// The ends between a communicator and its operators, which `deliver` arrived chunks. Chunks of one of the `lines` do not wait for
+/// the credit of another.
 pub(crate) fn courier(
     lines: usize,
     deliver: impl Fn(Result<Arrived, CollectiveError>) + Send + 'static,
@@ -105,7 +106,7 @@ struct Returning {
 
 impl Drop for Returning {
     fn drop(&mut self) {
-        // Where the operators are gone nobody sends any more.
+        // Where the operators are gone, no sender needs the credit.
         let _ = self.returned.send((self.time, self.credit));
         wake(&self.wake);
     }
@@ -113,17 +114,17 @@ impl Drop for Returning {
 
 /// Carries chunks between processes.
 pub trait Carry<'scope> {
-    /// Brings what communicators send to the workers that it is for.
+    /// Carries the chunks of communicators to their destinations.
     ///
     /// # Contract
-    /// - Input: any stream whose frontier stays at a time for as long as this worker's communicator may send at it: what is in
-    ///   it is dropped. The communicators of all workers have to be carried, in the same dataflow.
-    /// - Memory: at most `window_bytes` of chunks on their way from each worker, and as many that it passes on for others; what waits
-    ///   for credit waits here.
-    /// - Progress: credit comes back when what arrived was used. Communicators use it in one order that all have in common, and
-    ///   send in that order too, so that what one waits for never waits behind what comes later: any window makes progress. What
-    ///   is passed on leaves when it has come, which is later than a worker's own: it has a line, and a window, of its own.
-    /// - Failure: what is no chunk, or another worker's, is an error of the communicator.
+    /// - Input: any stream whose frontier stays at a time for as long as this worker's communicator may send at it; its records
+    ///   are dropped. The communicators of all workers have to be carried, in the same dataflow.
+    /// - Memory: at most `window_bytes` of chunks in flight from each worker, and as many that it passes on for others; chunks
+    ///   that wait for credit are held here.
+    /// - Progress: credit returns once an arrived chunk was used. All communicators use and send chunks in one common order, so
+    ///   that a chunk that one waits for is never behind a later one: any window makes progress. Chunks that are passed on
+    ///   leave after they have come, which is later than a worker's own: they have a line, and a window, of their own.
+    /// - Failure: a message that is no chunk, or is another worker's, is an error of the communicator.
     fn carry(self, courier: Courier, window_bytes: usize);
 }
 
@@ -139,7 +140,7 @@ impl<'scope, D: Clone + 'static> Carry<'scope> for StreamVec<'scope, u64, D> {
     }
 }
 
-/// Sends what a communicator hands over, as credit allows.
+/// Sends the outgoing chunks of a communicator, as credit allows.
 fn send<'scope, D: Clone + 'static>(
     until: StreamVec<'scope, u64, D>,
     credits: StreamVec<'scope, u64, Credit>,
@@ -167,7 +168,7 @@ fn send<'scope, D: Clone + 'static>(
             credits.for_each(|_time, returned| {
                 returned.drain(..).for_each(|credit| queue.give_back(credit.bytes));
             });
-            // Before the frontier counts: what was handed over before it moved leaves at the time before.
+            // Before the frontier is read: chunks that were handed over before it moved leave at the time before.
             if let Some(held) = &held {
                 for chunk in outgoing.try_iter().flatten() {
                     queue.push(chunk.payload_bytes(), (held.clone(), chunk));
@@ -187,7 +188,7 @@ fn send<'scope, D: Clone + 'static>(
     sent
 }
 
-/// Delivers what arrives, and gives credit back once it was used.
+/// Delivers arrived chunks, and returns credit once they were used.
 fn receive<'scope>(
     chunks: Stream<'scope, u64, Chunk>,
     deliver: Rc<Deliver>,

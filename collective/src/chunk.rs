@@ -1,10 +1,10 @@
 //! One message between workers: a header and a run of fp32, exchanged at the speed of a memory copy.
 //!
 //! A chunk is a timely container of one record. Inside a process it moves as a pointer; between processes it is
-//! written once into the network's slab and read as a view of it. A view pins its slab, so whoever receives a chunk
-//! adds or copies it at once. Chunks are routed whole by [`by_destination`] to the worker that their header names.
+//! written once into the network's slab and read as a view of it. A view pins its slab, so a receiver
+//! adds or copies a chunk at once. Chunks are routed whole by [`by_destination`] to the worker that their header names.
 //!
-//! What arrives from the network is checked as far as it can be: length, magic, part and routing. A container cannot
+//! Messages from the network are checked as far as they can be: length, magic, part and routing. A container cannot
 //! answer an error while timely decodes it, so a malformed message becomes a chunk whose every accessor
 //! answers [`CollectiveError::Malformed`]. (Damage to timely's own framing is a panic of timely.)
 
@@ -24,32 +24,32 @@ use timely::dataflow::channels::{ContainerBytes, Message};
 use crate::error::{CollectiveError, Result};
 use crate::tree::Node;
 
-/// What the elements of a chunk are.
+/// The meaning of the elements of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The gradients of one use of what a worker owns of a bucket: sums of token losses' gradients over a tree node.
+    /// The gradients of one use of a worker's part of a bucket: sums of token losses' gradients over a tree node.
     Gradient {
         /// The bucket.
         bucket: u32,
         /// The use, of those of the bucket.
         use_index: u16,
-        /// The worker that owns it: the destination, or for whom that sums on.
+        /// The worker that owns the part: the destination, or the worker for which the destination adds.
         owner: u32,
     },
-    /// Parameters that a worker owns of a bucket, after their update.
+    /// Parameters of a worker's part of a bucket, after their update.
     Update {
         /// The bucket.
         bucket: u32,
-        /// Whether it is the other precision of one that is gathered in two.
+        /// Whether these are the second precision of a bucket that is gathered in two.
         beside: bool,
-        /// The worker that owns it: the source, or whose update that passes on.
+        /// The worker that owns the part: the source, or the worker whose update the source passes on.
         owner: u32,
     },
     /// A part of the training state.
     State(StatePart),
 }
 
-/// What training keeps of every parameter.
+/// The parts of the training state, for every parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StatePart {
     /// The parameter itself.
@@ -104,17 +104,17 @@ impl Part {
     }
 }
 
-/// What a chunk is, where it comes from and where it goes.
+/// The meaning of a chunk, its source and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// The worker that it goes to.
     pub destination: u32,
     /// The worker that it comes from: credit goes back there.
     pub source: u32,
-    /// What its elements are.
+    /// The meaning of its elements.
     pub part: Part,
-    /// Which of the pieces it is: of the training state the planned chunk; of what a worker owns of a bucket the piece of
-    /// [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS) that begins at as many times as many elements.
+    /// Its number among the pieces: of the training state, that of the planned chunk; of a worker's part of a bucket, that of
+    /// the piece in units of [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS).
     pub chunk: u32,
     /// The lanes that it is a sum over.
     pub node: Node,
@@ -191,7 +191,7 @@ impl Chunk {
         Self { content: Content::Full(header, Payload::Here(values.into())) }
     }
 
-    /// What the chunk is.
+    /// The header.
     ///
     /// # Errors
     /// A message that is no chunk.
@@ -234,7 +234,7 @@ impl Chunk {
         self.payload_bytes() / size_of::<f32>()
     }
 
-    /// Bytes of the elements: what credit is counted in.
+    /// Bytes of the elements, in which credit is counted.
     pub fn payload_bytes(&self) -> usize {
         match &self.content {
             Content::Full(_, payload) => payload.bytes(),
@@ -336,7 +336,7 @@ impl Distributor<Chunk> for ByDestination {
         time: &T,
         pushers: &mut [P],
     ) {
-        // A header that names no worker is found out by whoever receives it: `Chunk::header_for`.
+        // The receiver refuses a chunk whose header names no worker: `Chunk::header_for`.
         let destination = container.header().map_or(0, |header| header.destination as usize);
         Message::push_at(container, time.clone(), &mut pushers[destination % pushers.len()]);
     }

@@ -1,10 +1,9 @@
-//! Sums and copies between workers, along the canonical tree, whatever way the bytes take.
+//! Sums and copies between workers, along the canonical tree, over any kind of connection.
 //!
 //! The parameter arena is cut into *buckets*, and each rank owns one contiguous part of every bucket ([`Cut`]). A step goes
-//! through the buckets twice, in one order that all ranks have in common: gradients become sums where they are owned, and
-//! what was updated there is brought to every rank. What a rank has to tell the others (that its sums are final, that its
-//! part was updated) are a few bytes and an event. The bytes go between devices when the events say so: the host waits for other
-//! hosts, and for no device.
+//! through the buckets twice, in one order that all ranks have in common: gradients become sums at their owners, and updated
+//! parameters are copied from there to every rank. A rank announces that its sums are final, or its part updated, with a few bytes
+//! and an event. Devices wait for the events before bytes move: the host waits for other hosts, and for no device.
 //!
 //! | communicator | whose ranks | how bytes move |
 //! |---|---|---|
@@ -55,23 +54,23 @@ pub trait Communicator<B: Backend>: Send {
     /// Which rank sums which lanes, and in which rounds.
     fn schedule(&self) -> &LaneSchedule;
 
-    /// With which the thread that computes tells what is summed.
+    /// The post with which the computing thread announces sums.
     fn post(&self) -> Post<B>;
 
-    /// Ends what every rank waits for, or comes to wait for, that this one can reach: on its host and its device.
+    /// Ends every present and later wait of all ranks that this one can reach, on its host and its device.
     fn abort_handle(&self) -> Abort;
 
-    /// What communication took since this was asked last: to be asked once a step, as the events of what was not asked for are kept.
+    /// The bytes and times of communication since the last call: to be called once a step, as events are kept until then.
     fn spent(&mut self) -> Spent<B>;
 
-    /// What has to be [carried](crate::carry::Carry) through timely for this rank: given once, and only where bytes go that way.
+    /// The courier that timely has to [carry](crate::carry::Carry) for this rank: given once, and only where bytes go that way.
     fn courier(&mut self) -> Option<Courier> {
         None
     }
 
-    /// The sums of what this rank owns of a bucket over the lanes of a round, in `out`: for each node that
+    /// The sums of this rank's part of a bucket over the lanes of a round, in `out`: for each node that
     /// [`LaneSchedule::sums`](crate::LaneSchedule::sums) says, one use after the other. Where a step has one round, these are the sums
-    /// over all lanes. `cut` says who owns what of the bucket.
+    /// over all lanes. `cut` says which rank owns which part of the bucket.
     ///
     /// # Errors
     /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
@@ -84,9 +83,9 @@ pub trait Communicator<B: Backend>: Send {
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
 
-    /// What this rank owns of a bucket has been updated, and what others read of it is in `values` once `stream` has run. It stays
-    /// there until every rank has posted its sums of the next step. `cut` says what this rank's [counterparts](Holders) own of what
-    /// they hold of the bucket, each by its place among them.
+    /// Announces that this rank's part of a bucket is updated: the values that others read are in `values` once `stream` has run, and
+    /// stay there until every rank has posted its sums of the next step. `cut` says which part of the bucket each of this rank's
+    /// [counterparts](Holders) owns, by its place among them.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -99,8 +98,8 @@ pub trait Communicator<B: Backend>: Send {
         values: Values<'_, B>,
     ) -> Result<()>;
 
-    /// What this rank's [counterparts](Holders) have updated of a bucket, in `out`, which is what they hold of it and has what this rank
-    /// owns. `cut` is that of [`updated`](Self::updated).
+    /// Copies the parts of a bucket that this rank's [counterparts](Holders) have updated to `out`, which is all that they hold of the
+    /// bucket, and has this rank's part already. `cut` is that of [`updated`](Self::updated).
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -114,8 +113,8 @@ pub trait Communicator<B: Backend>: Send {
     ) -> Result<()>;
 }
 
-/// Room for `elements` elements.
-fn room<'a, B: Backend>(
+/// A buffer of at least `elements` elements, which is kept in `held`.
+fn reserve<'a, B: Backend>(
     held: &'a mut Option<B::Buffer<f32>>,
     (backend, stream): (&B, &mut B::DeviceStream),
     elements: usize,
@@ -127,17 +126,17 @@ fn room<'a, B: Backend>(
     }
 }
 
-/// Ends what ranks wait for; from any thread.
+/// Ends the waits of ranks; from any thread.
 pub type Abort = Box<dyn FnOnce() + Send>;
 
-/// Why bytes do not come.
+/// Why a call of a communicator failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommunicatorError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] KernelError),
-    /// What ranks have posted is no sum.
+    /// The posts of ranks make no sum.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// Devices of one process that do not reach each other's memory.
@@ -148,21 +147,21 @@ pub enum CommunicatorError {
         /// The rank whose memory it is.
         peer: usize,
     },
-    /// A rank has told something twice, or what the plan does not hold.
+    /// A rank has posted something twice, or something that is not in the plan.
     #[error("rank {rank} posted {what} of bucket {bucket} at step {step} {wrong}", step = .step + 1)]
     Posted {
         /// The rank.
         rank: usize,
-        /// What it posted.
+        /// The kind of the post.
         what: &'static str,
         /// The bucket.
         bucket: u32,
         /// The step, from 0.
         step: u64,
-        /// What is wrong with it.
+        /// The defect.
         wrong: &'static str,
     },
-    /// Values of another precision than what is to be gathered: the ranks run something else.
+    /// Values of another precision than those to be gathered: the ranks run something else.
     #[error("what another rank has updated is of another precision")]
     OtherKind,
     /// The run is over: a rank is gone, or was told to end.
@@ -170,8 +169,8 @@ pub enum CommunicatorError {
     Closed,
 }
 
-/// How a bucket is cut over ranks: one range each, in order, of the elements from the bucket's beginning. It is speed, never
-/// numerics.
+/// How a bucket is cut over ranks: one range each, in order, of the elements from the bucket's beginning. It changes the speed, never
+/// the numerics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     ends: Vec<usize>,
@@ -211,7 +210,7 @@ impl Cut {
         Self { ends }
     }
 
-    /// What `rank` owns.
+    /// The range that `rank` owns.
     pub fn of_rank(&self, rank: usize) -> Range<usize> {
         let start = rank.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[rank]

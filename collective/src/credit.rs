@@ -1,8 +1,8 @@
-//! Credit: how many bytes a sender may have on their way.
+//! Credit: a bound on the bytes that a sender has in flight.
 //!
-//! Timely has no flow control: what is sent waits in queues that know no bound. So a sender takes credit for each
-//! chunk, and whoever consumed the chunk gives it back. A window of a few MB keeps memory bounded and the network's
-//! slabs warm in the cache; it is never numerics. Consuming a chunk never waits for another worker, so credit
+//! Timely has no flow control: its queues have no bound. So a sender takes credit for each chunk, and the receiver
+//! gives it back once it has consumed the chunk. A window of a few MB keeps memory bounded and the network's
+//! slabs warm in the cache; it never changes the numerics. Consuming a chunk never waits for another worker, so credit
 //! always comes back.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -45,19 +45,19 @@ impl CreditWindow {
         granted
     }
 
-    /// Credit comes back. More than was taken counts as all of it: a peer that gives too much makes
-    /// its own messages come faster, no more.
+    /// Takes credit back. More than was taken counts as all of it: a peer that returns too much only receives
+    /// its own messages sooner.
     pub fn give_back(&mut self, bytes: u64) {
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
     }
 
-    /// Bytes on their way.
+    /// Bytes in flight.
     pub fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes
     }
 }
 
-/// What a receiver has consumed and not yet given back, by sender.
+/// The credit that a receiver still owes, by sender.
 #[derive(Clone, Debug, Default)]
 pub struct CreditLedger {
     owed: BTreeMap<u32, u64>,
@@ -104,7 +104,7 @@ impl<M> PacedQueue<M> {
         if self.window.take(bytes) { self.waiting.pop_front().map(|(_, m)| m) } else { None }
     }
 
-    /// Credit comes back.
+    /// Takes credit back.
     pub fn give_back(&mut self, bytes: u64) {
         self.window.give_back(bytes);
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between workers.
+//! Errors between workers.
 
 use crate::tree::Node;
 
@@ -82,7 +82,7 @@ pub enum CollectiveError {
     /// A message that is no chunk: the connection or a peer is damaged.
     #[error("a message is no chunk: {what}")]
     Malformed {
-        /// What is wrong with it.
+        /// The defect.
         what: &'static str,
     },
     /// A chunk that another worker should have received.

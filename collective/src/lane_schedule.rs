@@ -103,7 +103,7 @@ impl LaneSchedule {
         self.starts.iter().position(|starts| starts.last().is_some_and(|&end| lane < end))
     }
 
-    /// The fewest nodes that make up all lanes of round `round`: what its sums are over.
+    /// The fewest nodes that make up all lanes of round `round`: its sums are over these nodes.
     ///
     /// # Errors
     /// A round that there is not.

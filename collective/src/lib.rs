@@ -1,7 +1,7 @@
 //! Sums between workers whose bits do not depend on how many workers there are.
 //!
 //! A global batch is cut into lanes, and the gradients of the lanes are summed by one fixed binary
-//! tree, whoever computed them and whenever they arrive. This crate holds that tree, the containers
+//! tree, independent of the workers that computed them and of when they arrive. This crate holds that tree, the containers
 //! that timely exchanges at the speed of a memory copy, and the pacing that bounds their memory.
 //!
 //! | module | holds |
@@ -9,11 +9,11 @@
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
 //! | [`lane_schedule`] | which worker sums which lanes of a step, and when |
 //! | [`plan`] | the parameter arena cut into chunks |
-//! | [`bucket`] | runs of chunks that are summed and gathered together, and who owns which |
-//! | [`carry`] | the timely operators that bring chunks to other processes |
+//! | [`bucket`] | runs of chunks that are summed and gathered together, and the owners of their parts |
+//! | [`carry`] | the timely operators that carry chunks between processes |
 //! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
-//! | [`communicator`] | sums and copies between workers, whatever way the bytes take |
-//! | [`credit`] | credit windows: how many bytes may be on their way |
+//! | [`communicator`] | sums and copies between workers, over memory, a vendor's library or timely |
+//! | [`credit`] | credit windows: a bound on the bytes in flight |
 //! | [`error`] | [`CollectiveError`], the one error of this crate |
 //!
 //! Start here: [`tree`], then [`communicator`].

@@ -1,8 +1,7 @@
 //! The parameter arena cut into chunks.
 //!
-//! A chunk is what one message carries and what one worker reduces, updates and keeps the optimizer state of; which worker
-//! that is, [`BucketPlan`](crate::bucket::BucketPlan) says. Chunks
-//! start at fixed offsets of their segment, so the sums of squares over them (the canonical gradient norm) depend on
+//! A chunk is carried by one message; one worker reduces it, updates it and keeps its optimizer state: the owner by the
+//! [`BucketPlan`](crate::bucket::BucketPlan). Chunks start at fixed offsets of their segment, so the sums of squares over them (the canonical gradient norm) depend on
 //! no worker; the chunk size is therefore numerics, while the owner of a chunk is not.
 
 use std::ops::Range;

@@ -170,7 +170,7 @@ impl Tree {
     }
 }
 
-/// Which lanes each worker owns: contiguous, never empty, in order. This is speed, never numerics.
+/// Which lanes each worker owns: contiguous, never empty, in order. It changes the speed, never the numerics.
 ///
 /// Lanes are cut at multiples of the coarsest power of two whose largest load stays within an eighth of the
 /// smallest that any cut has; so three workers of 64 lanes get 24, 24 and 16, whose covers are two

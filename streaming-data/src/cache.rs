@@ -1,4 +1,4 @@
-//! What has been read once, kept: downloaded shards on disk, decoded pieces of row groups in memory.
+//! Caches: downloaded shards on disk, decoded pieces of row groups in memory.
 
 pub mod disk;
 pub mod memory;

@@ -1,4 +1,4 @@
-//! A data set: shards in a stored order, and what every sample of them is.
+//! A data set: shards in a stored order, and the form of their samples.
 //!
 //! Opened from a folder with an `index.json`, nothing but the index is read (the sizes of the
 //! shards are asked from the file system, so that a truncated one is known before a run begins).
@@ -7,10 +7,10 @@
 //!
 //! The folder may be the URL of a remote store (see [`crate::store`]). With an index that is one
 //! request, whatever the number of shards; without one it is a listing, and a request or two for
-//! each footer, several at once. What is wrong with a remote shard is known when it is read.
+//! each footer, several at once. A defect of a remote shard is found when it is read.
 //!
 //! Contract: opening the same files gives the same data set wherever they lie. A data set is cheap
-//! to clone; clones share what has been verified and the footers that have been read.
+//! to clone; clones share footers and the results of verification.
 
 pub mod index;
 pub(crate) mod shards;
@@ -57,13 +57,13 @@ pub struct CacheSettings {
     /// The folder, which processes and data sets may share; `tidemill` in `$XDG_CACHE_HOME`, or in
     /// `~/.cache`, where none is given. It is made when the first shard is to be kept.
     pub dir: Option<PathBuf>,
-    /// What the folder may hold, all its shards counted, whoever downloaded them. Without a limit
-    /// nothing is ever dropped.
+    /// The most bytes that the folder may hold, shards of all processes and data sets counted. Without a
+    /// limit no shard is ever evicted.
     pub limit_bytes: Option<u64>,
 }
 
 impl CacheSettings {
-    /// The folder of these settings, or else that of the environment; `of` is what would be kept in it.
+    /// The folder of these settings, or else that of the environment; `of` is the place of the data set whose shards would be kept in it.
     ///
     /// # Errors
     /// [`DataError::Location`] where neither names one.
@@ -104,7 +104,7 @@ struct Content {
     pieces: BoundedCache<(usize, usize), Pieces>,
 }
 
-/// What is decoded at once: a piece of a row group of a shard.
+/// The unit of decoding: a piece of a row group of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) shard: usize,
@@ -117,9 +117,9 @@ impl DataSet {
     /// that of a remote store, used as [`DataSettings::default`] says.
     ///
     /// # Errors
-    /// [`DataError::NotAFolder`], [`DataError::NoShards`]; what is wrong with the index;
+    /// [`DataError::NotAFolder`], [`DataError::NoShards`]; defects of the index;
     /// [`DataError::MissingShard`] and [`DataError::ShardBytes`] for a local shard that is not as
-    /// the index says. Without an index, what is wrong with a footer, and
+    /// the index says. Without an index, defects of a footer, and
     /// [`DataError::EmptyShard`]. [`DataError::Location`] and [`DataError::Store`] for a URL.
     pub fn open(path: impl AsRef<Path>) -> Result<DataSet, DataError> {
         DataSet::open_with(path, &DataSettings::default())
@@ -173,7 +173,7 @@ impl DataSet {
         DataSet::of(Opened::of_store(folder, settings)?)
     }
 
-    /// The data set of a folder: what its index says, or the footers where there is none.
+    /// The data set of a folder, by its index, or by the footers where there is none.
     fn of(opened: Opened) -> Result<DataSet, DataError> {
         let (shards, rule, index) = match opened.index() {
             Some(index) => {
@@ -205,7 +205,7 @@ impl DataSet {
         self.shards.path()
     }
 
-    /// What was left out of the documents, where an index says that anything was.
+    /// The documents and lines that were left out, where the index names any.
     pub fn selection(&self) -> Option<&Selection> {
         self.content.selection.as_ref()
     }
@@ -299,7 +299,7 @@ impl DataSet {
     /// read many, use a [`Decoder`](crate::reader::Decoder).
     ///
     /// # Errors
-    /// What is wrong with the shard or the row.
+    /// A defect of the shard or the row.
     ///
     /// # Panics
     /// If the data set has no such shard, or the shard no such row.
@@ -357,7 +357,7 @@ impl DataSet {
         row * row_tokens..(row + 1) * row_tokens
     }
 
-    /// The shards, whatever their rows are.
+    /// The shards, with rows of any kind.
     pub(crate) fn all(&self) -> &Shards {
         &self.shards
     }

@@ -10,25 +10,25 @@ use std::{io, path::PathBuf};
 
 use crate::{hash::ContentHash, store::StoreFailure};
 
-/// What can go wrong between a folder of shards and a stream of samples.
+/// The errors between a folder of shards and a stream of samples.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// A URL cannot be used.
     #[error("cannot use {text}: found {found}, expected {expected}")]
     Location {
-        /// The URL, without what may be secret.
+        /// The URL, without parts that may be secret.
         text: String,
-        /// What is wrong with it.
+        /// The defect.
         found: String,
-        /// What must be there.
+        /// The expected form.
         expected: String,
     },
 
     /// A remote store failed, or refused.
     #[error("cannot {action} {url} ({attempts} {})", if *.attempts == 1 { "attempt" } else { "attempts" })]
     Store {
-        /// What was attempted, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// On which object or folder.
         url: String,
@@ -39,7 +39,7 @@ pub enum DataError {
         source: StoreFailure,
     },
 
-    /// What was being read is no longer wanted: its reader or decoder is gone.
+    /// The read was cancelled: its reader or decoder is gone.
     #[error("reading {url} was cancelled")]
     Cancelled {
         /// The object.
@@ -58,11 +58,11 @@ pub enum DataError {
         limit_bytes: u64,
         /// The smallest that can work.
         needed_bytes: u64,
-        /// What makes it that.
+        /// The settings and shards that make it so.
         reason: String,
     },
 
-    /// What is in use fills the cache of shards.
+    /// Shards in use fill the cache.
     #[error(
         "no room for {bytes} bytes in cache {path}: its limit is {limit_bytes} bytes, \
          and what fills it is in use by this and other processes",
@@ -82,7 +82,7 @@ pub enum DataError {
     NotAFolder {
         /// The path as it was given.
         path: PathBuf,
-        /// What is there.
+        /// Its kind, or that there is nothing.
         found: &'static str,
     },
 
@@ -99,7 +99,7 @@ pub enum DataError {
     /// The operating system refused something.
     #[error("cannot {action} {path}", path = path.display())]
     Io {
-        /// What was attempted, as a verb: `read`, `write`, `create` ...
+        /// The attempted action, as a verb: `read`, `write`, `create` ...
         action: &'static str,
         /// On which file or folder.
         path: PathBuf,
@@ -124,7 +124,7 @@ pub enum DataError {
     IndexSyntax {
         /// The index.
         path: PathBuf,
-        /// Where and what.
+        /// The place and the defect.
         #[source]
         source: serde_json::Error,
     },
@@ -153,7 +153,7 @@ pub enum DataError {
         key: String,
         /// Its value.
         found: String,
-        /// What it must be.
+        /// The expected value.
         expected: &'static str,
     },
 
@@ -240,7 +240,7 @@ pub enum DataError {
         path: PathBuf,
         /// Hash according to the index.
         expected: ContentHash,
-        /// Hash of what was read.
+        /// Hash of the bytes that were read.
         found: ContentHash,
     },
 
@@ -257,18 +257,18 @@ pub enum DataError {
         group: usize,
         /// Hash according to the footer.
         expected: ContentHash,
-        /// Hash of what was read.
+        /// Hash of the bytes that were read.
         found: ContentHash,
     },
 
     /// A shard is not a Parquet file, or a damaged one.
     #[error("cannot {action} shard {path}: not a Parquet file, or a damaged one", path = path.display())]
     ShardFormat {
-        /// What was attempted, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// The shard.
         path: PathBuf,
-        /// What the Parquet reader says.
+        /// The error of the Parquet reader.
         #[source]
         source: parquet::errors::ParquetError,
     },
@@ -278,9 +278,9 @@ pub enum DataError {
     Column {
         /// The shard.
         path: PathBuf,
-        /// What is there.
+        /// The content that was found.
         found: String,
-        /// What must be there.
+        /// The expected content.
         expected: String,
     },
 
@@ -328,9 +328,9 @@ pub enum DataError {
     Order {
         /// How many shards there are.
         shards: usize,
-        /// What was found.
+        /// The value that was found.
         found: String,
-        /// What must be.
+        /// The expected value.
         expected: &'static str,
     },
 
@@ -339,13 +339,13 @@ pub enum DataError {
     Mixture {
         /// The name of the part.
         part: String,
-        /// What was found.
+        /// The value that was found.
         found: String,
-        /// What must be.
+        /// The expected value.
         expected: String,
     },
 
-    /// What identifies a stream has changed since its cursor was saved.
+    /// The identity of a stream has changed since its cursor was saved.
     #[error("cannot resume the data stream: {key} was {saved} when it was saved and is {now} now")]
     ResumeMismatch {
         /// What differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`,
@@ -360,7 +360,7 @@ pub enum DataError {
     /// A decoding thread panicked, which is a bug here or in a caller's plan of positions.
     #[error("a decoding thread panicked: {message}")]
     DecodingPanic {
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
 }

@@ -6,20 +6,29 @@
 //! reader that decodes ahead of its consumer. It knows nothing of dataflows or devices and can be
 //! used alone.
 //!
-//! Modules in the order in which bytes flow, from a store to a sample and from documents to shards:
+//! Bytes flow from a store to a sample, and from documents to shards:
+//!
+//! ```text
+//! store --fetch: the prefetcher, in the order of need--> cache::disk: whole shards
+//!     --shard: footer, pages, checks--> cache::memory: decoded pieces --reader: a worker pool--> samples
+//! documents --prepare--> shards and index.json, in a folder or a store
+//! ```
+//!
+//! A local shard is read where it is, without `fetch` and `cache::disk`. [`order`] says which samples are next, and so which
+//! shards to fetch, to keep and to evict.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`store`] | paths and URLs, and remote stores behind them |
-//! | [`fetch`] | remote shards on their way, ahead of the reader |
+//! | [`fetch`] | remote shards, downloaded ahead of the reader by a prefetcher |
 //! | `cache` | downloaded shards on disk, and decoded pieces of them in memory |
 //! | `shard` | one shard: its footer, its pages, its rows |
 //! | [`data_set`] | a folder or URL of shards, opened: [`index`](data_set::index) is `index.json`; [`table`](data_set::table) streams rows of any columns |
-//! | [`order`] | the canonical order: position -> sample, computed for any position at once; [`mixture`](order::mixture) mixes several data sets in exact shares, [`cursor`](order::cursor) is where a stream is, [`survey`](order::survey) says how well an order mixes |
+//! | [`order`] | the canonical order: position -> sample, computed for any position at once; [`mixture`](order::mixture) mixes several data sets in exact shares, [`cursor`](order::cursor) is where a stream is, [`statistics`](order::statistics) measures how well an order mixes |
 //! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
 //! | [`prepare`] | documents to shards |
 //! | [`tokenizer`] | byte-level byte pairs, trained on exact counts |
-//! | `live` | documents that come and go in a dataflow of one's own: verdicts and counts as differences |
+//! | `live` | documents that come and go in a user's own dataflow: verdicts and counts as differences |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
 //!
@@ -29,7 +38,7 @@
 //! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].
 
 #![forbid(unsafe_code)]
-// What reading and preparing share is made for both.
+// Without `prepare` some items that reading and preparing share are unused.
 #![cfg_attr(not(feature = "prepare"), allow(dead_code, unused_imports))]
 
 mod cache;

@@ -2,16 +2,16 @@
 //!
 //! [`prepare`](crate::prepare) judges all documents anew each time it is called. A program that takes documents while it runs and withdraws
 //! some again has the same verdicts at any moment from the operators here, which are
-//! [differential dataflow](https://docs.rs/differential-dataflow) (McSherry, Murray, Isaacs and Isard 2013): what goes in and comes out are
-//! changes, and a change costs what it changes. A document that is withdrawn lets back in those that were left out as copies of it.
+//! [differential dataflow](https://docs.rs/differential-dataflow) (McSherry, Murray, Isaacs and Isard 2013): inputs and outputs are
+//! changes, and the work follows the size of a change. A document that is withdrawn lets back in those that were left out as copies of it.
 //!
 //! ```text
-//! documents --Summary::of--> summaries --verdicts--> who is kept, and why others are not
+//! documents --Summary::of--> summaries --verdicts--> which are kept, and why others are not
 //!     |                                                        |
-//!     +--> lines, words, tokens by source --counts, more_than--+--> whatever else is to be known across documents
+//!     +--> lines, words, tokens by source --counts, more_than--+--> any other numbers across documents
 //! ```
 //!
-//! Texts never enter the dataflow: a [`Summary`] is what has to be known of one, and what withdraws a document is its key and that same
+//! Texts never enter the dataflow: a [`Summary`] holds all that a verdict needs of a text, and a document is withdrawn by its key and that same
 //! summary. Keys are of any type, and their order decides which of several copies is kept: the smallest. Memory, for 1 million documents
 //! with keys of 8 bytes and [`Dedup::Near`](crate::prepare::Dedup::Near): 0.75 GB, all of it held.
 //!

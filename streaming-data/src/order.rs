@@ -1,7 +1,7 @@
 //! The canonical order: which sample stands at a position of the endless stream.
 //!
 //! Position -> sample is a pure function of the numbers of samples per shard and of the
-//! [`ShuffleSettings`]. It knows no worker, thread or batch: who reads a position changes nothing.
+//! [`ShuffleSettings`]. It depends on no worker, thread or batch that reads the position.
 //! It is computed for any position at once, in time O(log shards) and memory O(shards), so
 //! resuming costs nothing and no epoch has to be built.
 //!
@@ -52,7 +52,7 @@ pub mod cursor;
 pub mod mixture;
 mod permutation;
 mod shares;
-pub mod survey;
+pub mod statistics;
 mod upcoming;
 
 pub use permutation::{Key, Permutation};
@@ -127,7 +127,7 @@ pub struct CanonicalOrder {
 
 const EPOCHS_KEPT: usize = 2;
 
-/// What the permutations are for, so that none of them shares its key with another.
+/// The uses of permutations, so that no two of them share a key.
 mod purpose {
     pub const SHARDS: u64 = 1;
     pub const WINDOW: u64 = 2;

@@ -21,26 +21,26 @@
 //!   run has, and the number, as in `shard-0123456789abcdef-00000.parquet`.
 //! - The output appears complete or not at all, and no data set is ever overwritten. A folder on this
 //!   machine is put in place in one step. In a store, a claim stands in the place of the index until
-//!   the shards are there, and opening the data set before is an error that says so. Of two that write to
-//!   the same place, the one that claimed it last goes on. That holds without exception in stores that
+//!   the shards are there, and opening the data set before is an error that says so. Of two processes that
+//!   write to the same place, the one that claimed it last goes on. That holds without exception in stores that
 //!   compare and write in one step: S3, Google's, Azure's and memory. To one that cannot (a web server with
 //!   WebDAV, some that speak like S3) a warning is logged: requests that were under way when the place
 //!   changed hands may damage what is there.
-//! - A text that cannot be read or is not UTF-8 enters the stream not at all; it is skipped and
+//! - A text that cannot be read or is not UTF-8 does not enter the stream; it is skipped and
 //!   named in the report, or an error ([`Strictness`]).
 //! - A line, row or sample that is no document is counted, and the first [`NAMED_BROKEN`] are named,
 //!   or the first is an error. A compressed or Parquet file that turns out to be damaged gives what
 //!   stands before the damage, and is named with the place, or is an error.
-//! - What says that the settings do not fit the inputs is always an error: a Parquet file without the
+//! - Settings that do not fit the inputs are always an error: a Parquet file without the
 //!   column, an MDS data set that is not what its index says.
-//! - Lists, filters and duplicates leave out documents in this order, and what one left out is looked at by
-//!   none behind it; what is packed is as if there were nothing else. With any of them a text file is held
+//! - Lists, filters and duplicates leave out documents in this order, and each sees only documents that the
+//!   steps before it kept; the data set is as if the others did not exist. With any of them a text file is held
 //!   whole, however large, and nothing else beside a large one. Duplicates are found in a pass of their own:
 //!   the inputs are read twice, and one that changed in between is an error.
 //! - Memory is bounded by the number of workers, whatever the input's size: documents are read
 //!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
-//!   [`DOCUMENT_BYTES_LIMIT`] is broken; while a large one is on its way nothing else is. Of a Parquet
+//!   [`DOCUMENT_BYTES_LIMIT`] is broken; while a large one is read and tokenized, nothing else is. Of a Parquet
 //!   file the page at hand and the dictionary are held too, each of at most [`PAGE_BYTES_LIMIT`], of
 //!   Zstandard its window (128 MiB), of an MDS shard in Snappy all (1 GiB). Only the list of paths
 //!   grows with the input. For an output
@@ -59,7 +59,7 @@
 //! | `choose` | which documents and lines enter the stream: lists, filters and duplicates |
 //! | `tokens` | [`Tokenize`], [`ByteTokenizer`]; the stream of tokens cut into rows |
 //! | `output` | rows to Parquet; the folder, local or in a store, that is a data set when it is complete |
-//! | `pipeline` | who does all this: what to read next, threads, order again; once, or twice where documents are compared |
+//! | `pipeline` | the threads that do all this, the next input to read, and the order of results; one pass, or two where documents are compared |
 //! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
@@ -164,7 +164,7 @@ pub const DOCUMENT_BYTES_LIMIT: u64 = 64 << 20;
 /// pages of about a megabyte, but some end one only after a thousand rows, however large.
 pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
-/// What texts may take in memory on their way to the file, for each worker.
+/// Memory that texts, their tokens and row groups may take, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 
 /// Prepares a data set; `progress` is told where it is after each text and each row group, and often
@@ -246,7 +246,7 @@ fn prepare_in(
         Layout::Updatable => Some(Upkeep::of(settings, tokenizer, former)?),
     };
     // Paths that a data set keeps are absolute.
-    let inputs = upkeep.as_ref().map_or_else(|| settings.inputs.clone(), |it| it.asked.inputs());
+    let inputs = upkeep.as_ref().map_or_else(|| settings.inputs.clone(), |it| it.settings.inputs());
     // The inputs first: the output may lie within one, and what is written there is no input.
     let mut found = find_inputs(&inputs, &settings.glob)?;
     if former.is_some() {
@@ -258,7 +258,7 @@ fn prepare_in(
     }
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
     let exclusions = settings.exclude.as_deref();
-    let base = upkeep.as_ref().map(|upkeep| Path::new(&upkeep.asked.base));
+    let base = upkeep.as_ref().map(|upkeep| Path::new(&upkeep.settings.base));
     let exclusions = exclusions.map(|list| Exclusions::open(list, base)).transpose()?;
     let exclusions = exclusions.unwrap_or_default();
     let selection = selection(settings, &exclusions);
@@ -284,7 +284,7 @@ fn prepare_in(
     let folder = output.folder().to_owned();
     let latest = Cell::new(Progress::default());
     let progress = &mut |now: Progress| {
-        // Where it was when all was read, whatever comes behind.
+        // The place where everything was read, no matter what follows.
         if now.phase == Phase::Tokenizing {
             latest.set(now);
         }
@@ -397,7 +397,7 @@ fn prepare_in(
     })
 }
 
-/// What the tokenizer's file is called in a new data set.
+/// The name of the tokenizer's file in a new data set.
 fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
     match output.name_of(TOKENIZER_FILE) {
         // What tells one run from another is no part of a data set that depends on its inputs alone.
@@ -408,7 +408,7 @@ fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
     }
 }
 
-/// What was done, if it gave a row; files that were skipped then join those found before.
+/// The outcome, if there is a row; files that were skipped then join those found before.
 fn with_a_row(
     mut outcome: Outcome,
     dedup: DedupReport,

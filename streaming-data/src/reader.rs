@@ -7,7 +7,7 @@
 //!
 //! Contract:
 //! - A reader yields exactly the samples of its plan, in its order, for any number of threads, any
-//!   memory bound and whatever other readers do. An error comes at the place of the sample that
+//!   memory bound and any behaviour of other readers. An error comes at the place of the sample that
 //!   could not be read; after it the reader is at its end.
 //! - Memory: three quarters of `memory_bytes` hold decoded pieces of row groups (a page or a few;
 //!   the whole row group where a column is of an uncommon form), one quarter holds samples that
@@ -18,9 +18,9 @@
 //!   pieces in which one is.
 //! - What is decoded has been verified as far as there are hashes. Of a local shard that
 //!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
-//!   the footer, when they are first read, so that no sample waits for bytes of others; one of which
-//!   the index states the whole, and nothing its row groups, is hashed before its first sample. Of
-//!   remote shards `fetch.rs` tells.
+//!   the footer, when they are first read, so that no sample waits for bytes of others; a shard of which
+//!   the index states the whole hash, and no hashes of row groups are stated, is hashed before its first
+//!   sample. [`fetch`](crate::fetch) says how remote shards are verified.
 //! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
 //!   after the piece in hand, without waiting for them.
 //!
@@ -73,12 +73,12 @@ use crate::{error::DataError, order::mixture::Mixture};
 mod queue;
 mod rows;
 mod samples;
-mod workshop;
+mod worker_pool;
 
 use queue::Taken;
 pub(crate) use rows::TableOwner;
 use samples::Samples;
-use workshop::{Bounds, Work, Workshop};
+use worker_pool::{Bounds, Work, WorkerPool};
 
 /// One sample of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub struct Sample {
     pub tokens: Vec<u32>,
 }
 
-/// What a [`Decoder`] may use; neither changes a sample.
+/// The resources of a [`Decoder`]; neither changes a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecoderSettings {
     /// Threads that read and decode.
@@ -111,35 +111,35 @@ pub struct Decoder {
     owner: Arc<Owner<Samples>>,
 }
 
-/// Held by decoders and readers, not by threads: its end is the end of the threads.
+/// Held by decoders and readers, not by threads: dropping the last one ends the threads.
 struct Owner<W: Work> {
-    workshop: Arc<Workshop<W>>,
+    pool: Arc<WorkerPool<W>>,
 }
 
 impl<W: Work> Owner<W> {
     /// Starts the threads.
     fn start(work: W, bounds: Bounds, threads: NonZeroUsize) -> Result<Arc<Owner<W>>, DataError> {
-        let workshop = Arc::new(Workshop::new(work, bounds));
+        let pool = Arc::new(WorkerPool::new(work, bounds));
         // Made before the threads: if one fails to start, those before it end with this.
-        let owner = Arc::new(Owner { workshop: Arc::clone(&workshop) });
+        let owner = Arc::new(Owner { pool: Arc::clone(&pool) });
         for number in 0..threads.get() {
-            let workshop = Arc::clone(&workshop);
+            let pool = Arc::clone(&pool);
             let name = format!("tidemill-decode-{number}");
             thread::Builder::new()
                 .name(name.clone())
-                .spawn(move || workshop.do_work())
+                .spawn(move || pool.run_worker())
                 .map_err(DataError::io("start the thread", name))?;
         }
         Ok(owner)
     }
 
-    /// A reader of a plan, and what to call when it has something again.
+    /// A reader of a plan; `wake` is called when the reader has something again.
     fn reader(
         self: &Arc<Self>,
         plan: queue::Plan,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Reader<W::Item> {
-        let id = self.workshop.enter(plan, Arc::new(wake));
+        let id = self.pool.add_reader(plan, Arc::new(wake));
         let supply = Arc::clone(self) as Arc<dyn Supply<W::Item>>;
         Reader { supply, id, batch: Vec::new().into_iter(), at_end: false }
     }
@@ -147,28 +147,28 @@ impl<W: Work> Owner<W> {
 
 impl<W: Work> Drop for Owner<W> {
     fn drop(&mut self) {
-        self.workshop.close();
+        self.pool.close();
     }
 }
 
-/// Where a reader gets its items, whatever makes them.
+/// The source of a reader's items, for any kind of work.
 trait Supply<T>: Send + Sync {
     fn try_take(&self, reader: u64) -> Poll<Taken<T>>;
     fn take(&self, reader: u64) -> Taken<T>;
-    fn leave(&self, reader: u64);
+    fn remove_reader(&self, reader: u64);
 }
 
 impl<W: Work> Supply<W::Item> for Owner<W> {
     fn try_take(&self, reader: u64) -> Poll<Taken<W::Item>> {
-        self.workshop.try_take(reader)
+        self.pool.try_take(reader)
     }
 
     fn take(&self, reader: u64) -> Taken<W::Item> {
-        self.workshop.take(reader)
+        self.pool.take(reader)
     }
 
-    fn leave(&self, reader: u64) {
-        self.workshop.leave(reader);
+    fn remove_reader(&self, reader: u64) {
+        self.pool.remove_reader(reader);
     }
 }
 
@@ -204,9 +204,9 @@ impl Decoder {
         Ok(Decoder { owner: Owner::start(samples, bounds, settings.threads)? })
     }
 
-    /// What is decoded.
+    /// The mixture that is decoded.
     pub fn mixture(&self) -> &Mixture {
-        self.owner.workshop.work().mixture()
+        self.owner.pool.work().mixture()
     }
 
     /// A reader of the positions of a plan, one range after the other.
@@ -220,7 +220,7 @@ impl Decoder {
         self.reader_with_wake(plan, || {})
     }
 
-    /// A reader that calls `wake` when [`Reader::try_next`] has something to say again.
+    /// A reader that calls `wake` when [`Reader::try_next`] is ready again.
     ///
     /// `wake` is called by a thread of the decoder, after a sample has become ready, or an error,
     /// or the end, to a reader that had nothing ready. It may be called once more after the
@@ -233,7 +233,7 @@ impl Decoder {
     }
 }
 
-/// An iterator over what a plan asks for; see the [module](self).
+/// An iterator over the items of a plan; see the [module](self).
 pub struct Reader<T = Sample> {
     supply: Arc<dyn Supply<T>>,
     id: u64,
@@ -244,7 +244,7 @@ pub struct Reader<T = Sample> {
 
 impl<T> Reader<T> {
     /// The next item if it is ready, without blocking. `Ready(None)` is the end of the plan, or
-    /// what follows an error.
+    /// comes after an error.
     ///
     /// # Errors
     /// What is wrong with the shard or row of the sample; [`DataError::DecodingPanic`] when a
@@ -297,7 +297,7 @@ impl<T> Iterator for Reader<T> {
 
 impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
-        self.supply.leave(self.id);
+        self.supply.remove_reader(self.id);
     }
 }
 
@@ -343,17 +343,17 @@ mod tests {
             };
             let mixture = Mixture::of(data_set.clone(), settings).unwrap();
             let decoder = Decoder::new(mixture, DecoderSettings::default()).unwrap();
-            let workshop = Arc::downgrade(&decoder.owner.workshop);
+            let pool = Arc::downgrade(&decoder.owner.pool);
             let mut reader = decoder.reader(once(0..u64::MAX));
             drop(decoder);
             if is_in_use {
                 assert!(reader.next().unwrap().is_ok());
             }
-            assert!(workshop.upgrade().is_some());
+            assert!(pool.upgrade().is_some());
             drop(reader);
-            // Only threads still hold it.
+            // Only threads still hold the pool.
             let deadline = Instant::now() + Duration::from_secs(60);
-            while workshop.strong_count() > 0 {
+            while pool.strong_count() > 0 {
                 assert!(Instant::now() < deadline, "threads go on without a reader");
                 thread::yield_now();
             }

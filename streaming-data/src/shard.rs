@@ -1,7 +1,7 @@
 //! One shard: a Parquet file whose rows are samples.
 //!
-//! What must be known before any sample is read (where the file is, how many samples it has, what
-//! it should hash to) is here and costs no I/O. The rest is read when a sample is asked for: the
+//! A [`Shard`] holds all that must be known before any sample is read (the place of the file, its number of
+//! samples, its expected hash), and costs no I/O. The rest is read when a sample is asked for: the
 //! [`Footer`] once, then one row group at a time.
 
 use std::{
@@ -59,7 +59,7 @@ pub struct Shard {
     is_verified: Mutex<bool>,
 }
 
-/// What every row of a data set must be.
+/// The form of the rows of a data set of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowRule {
     /// `seq_len + 1`.
@@ -68,7 +68,7 @@ pub(crate) struct RowRule {
     pub(crate) vocab_size: Option<u32>,
 }
 
-/// What the rows of all shards must be.
+/// The form of the rows of all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RowKind {
     /// Rows of so many tokens.
@@ -114,7 +114,7 @@ impl Shard {
         Shard { footer, ..self }
     }
 
-    /// The same shard, with what tells it from a later one where no index does.
+    /// The same shard, with the version that tells it from a later one where no index does.
     pub(crate) fn told_by(self, footer_hash: ContentHash, e_tag: Option<String>) -> Shard {
         let version = Version { e_tag, ..self.version };
         Shard { version, footer_hash: Some(footer_hash), ..self }
@@ -125,7 +125,7 @@ impl Shard {
         &self.name
     }
 
-    /// What tells it from a later object of the same name.
+    /// Tells it from a later object of the same name.
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }
@@ -178,7 +178,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Opens the local file and looks at its size. What is read of it is verified when its footer is.
+    /// Opens the local file and compares its size. Its content is verified as its footer is read.
     ///
     /// # Errors
     /// [`DataError::ShardBytes`] for a file that is not the one which was indexed,
@@ -211,7 +211,7 @@ impl Shard {
         Ok(())
     }
 
-    /// What it is known by in a cache.
+    /// Its identity in a cache.
     pub(crate) fn key(&self, origin: Origin) -> Key {
         match self.hash {
             Some(hash) => Key::of_content(origin, hash, self.bytes),
@@ -222,7 +222,7 @@ impl Shard {
         }
     }
 
-    /// What an error of its store says of the shard.
+    /// The error of the shard for an error of its store.
     pub(crate) fn error_of(&self, error: DataError) -> DataError {
         match error {
             DataError::Store { source: StoreFailure::Size { found, .. }, .. } => {
@@ -297,8 +297,8 @@ impl Shard {
         Ok(footer)
     }
 
-    /// Compares a file that was downloaded whole with what is known of its parts, where no index says
-    /// what the whole should be; or what is wrong with it.
+    /// Verifies a whole download by its footer and row groups, where no index states a hash of the whole;
+    /// answers the defect, if there is one.
     pub(crate) fn check_parts(&self, file: &ShardFile) -> Result<Result<(), DataError>, DataError> {
         let footer = self.footer_of_any_rows(file);
         match footer.and_then(|footer| footer.verify_groups(file)) {
@@ -329,14 +329,14 @@ fn guarded<T>(
     path: &Path,
     parse: impl FnOnce() -> Result<T, ParquetError>,
 ) -> Result<T, DataError> {
-    // What `parse` was changing when it panicked is dropped with it.
+    // Values that `parse` was changing when it panicked are dropped with it.
     let result = catch_unwind(AssertUnwindSafe(parse)).unwrap_or_else(|panic| {
         Err(ParquetError::General(format!("the Parquet reader panicked: {}", panic_text(&*panic))))
     });
     result.map_err(|source| DataError::ShardFormat { action, path: path.to_owned(), source })
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

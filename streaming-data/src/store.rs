@@ -1,13 +1,13 @@
-//! Where a data set may lie, and how its objects are read from there.
+//! Places of data sets, and how their objects are read.
 //!
-//! A [`Location`] is a path or URL as a user gives it. What is not a local folder is a
+//! A [`Location`] is a path or URL as a user gives it. A place that is no local folder is a
 //! [`RemoteFolder`]: a store of the `object_store` crate and a prefix in it. It is read with few
 //! requests at a time, each of which is tried again while that can help, and given up after a time
 //! without progress: a reader above it sees bytes, or one error.
 //!
 //! | URL | store | settings from the environment |
 //! |---|---|---|
-//! | `s3://bucket/prefix` | Amazon S3 and what speaks like it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP` ... |
+//! | `s3://bucket/prefix` | Amazon S3 and stores with its interface | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP` ... |
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT` ... |
 //! | `az://container/prefix`, `abfs://`, `abfss://`, `adl://`, `azure://` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY` ... |
 //! | `http://host/prefix`, `https://` | a web server (which needs WebDAV for a listing) | |
@@ -18,9 +18,9 @@
 //!
 //! Contract: messages never hold a password, a key or the query of a URL. Threads of callers wait
 //! for a runtime of this crate's own, so that everything here may be called inside of another one.
-//! What an operation needs (bytes, etag) is checked against what the store says and sends. Of several that
-//! write to the same folder one at a time has it ([`Claim`]), without exception where the store writes an
-//! object only if it is unchanged: S3, Google's, Azure's and memory.
+//! The bytes and the etag of an object are checked. Of several writers of the same folder one at a time has
+//! it ([`Claim`]), without exception where the store can write an object only if it is unchanged: S3, Google's,
+//! Azure's and memory.
 
 mod backoff;
 mod claim;

@@ -16,7 +16,7 @@ use tidemill_streaming_data::{
     data_set::index::{INDEX_FILE, Index},
     order::cursor::Cursor,
     order::mixture::{Amount, Part},
-    order::survey::Survey,
+    order::statistics::OrderStatistics,
     order::{ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
 };
@@ -306,34 +306,37 @@ fn wrong_mixtures_are_refused_by_the_name_of_the_part() {
 }
 
 #[test]
-fn the_survey_tells_orders_apart() {
+fn the_statistics_tell_orders_apart() {
     let samples = [40; 64];
     let example = Example::new(&samples);
-    let survey = |order, window: u64, batch: u64, limit| {
+    let statistics = |order, window: u64, batch: u64, limit| {
         let window_samples = NonZeroU64::new(window).unwrap();
         let data_set = example.part("only", Amount::Repeat(1.0)).data_set;
         let shuffle = ShuffleSettings { order, window_samples, seed: 17 };
         let mixture = Mixture::of(data_set, shuffle).unwrap();
-        Survey::new(&mixture, NonZeroU64::new(batch).unwrap(), limit)
+        OrderStatistics::new(&mixture, NonZeroU64::new(batch).unwrap(), limit)
     };
-    let one = survey(ShuffleOrder::Full, 1, 32, None);
+    let one = statistics(ShuffleOrder::Full, 1, 32, None);
     let shard_bytes = one.bytes / 64;
     let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.25;
     assert!(near(one.effective_batch, 32.0), "{one:?}");
     assert!(one.shards_per_batch > 24.0 && one.shards_per_batch < 28.0, "{one:?}");
     assert_eq!((one.cache_bytes, one.reads_per_shard), (one.bytes, Some(1.0)));
-    assert_eq!(survey(ShuffleOrder::Full, 1, 32, Some(one.bytes - 1)).reads_per_shard, Some(40.0));
-    assert_eq!(survey(ShuffleOrder::Window, 20, 32, Some(1)).reads_per_shard, None);
+    assert_eq!(
+        statistics(ShuffleOrder::Full, 1, 32, Some(one.bytes - 1)).reads_per_shard,
+        Some(40.0)
+    );
+    assert_eq!(statistics(ShuffleOrder::Window, 20, 32, Some(1)).reads_per_shard, None);
     // Batches within a shard or two are worth hardly more than a sample.
     for order in [ShuffleOrder::None, ShuffleOrder::Shard] {
-        let one = survey(order, 1, 32, None);
+        let one = statistics(order, 1, 32, None);
         assert!(one.effective_batch < 1.6, "{order} {one:?}");
         assert!(one.shards_per_batch < 2.0 && one.first_batch_bytes <= 2 * shard_bytes, "{one:?}");
     }
     // A window mixes as many shards as it holds.
     let mut last = 1.0;
     for window in [80, 320, 1280] {
-        let one = survey(ShuffleOrder::Window, window, 32, None);
+        let one = statistics(ShuffleOrder::Window, window, 32, None);
         assert!(one.effective_batch > 1.4 * last, "{window}: {one:?}");
         assert!(one.first_batch_bytes <= (window / 40 + 1) * shard_bytes * 2, "{one:?}");
         last = one.effective_batch;

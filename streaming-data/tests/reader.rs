@@ -1,4 +1,4 @@
-//! A reader yields the samples of its plan whatever its threads, memory and neighbours are.
+//! A reader yields the samples of its plan for any threads, memory and other readers.
 
 #[allow(dead_code, reason = "each test program uses its part of it")]
 mod support;

@@ -208,7 +208,7 @@ fn most_while_reading(folder: &Path, memory_bytes: usize) -> usize {
         let mixture = Mixture::of(data_set, shuffle(ShuffleOrder::Window)).unwrap();
         let threads = NonZeroUsize::new(2).unwrap();
         let decoder = Decoder::new(mixture, DecoderSettings { threads, memory_bytes }).unwrap();
-        // A reader that nobody reads must not gather what it could.
+        // A reader that is never read from must not gather samples without a bound.
         let _idle = decoder.reader(once(0..u64::MAX));
         let tokens = decoder.reader(once(0..samples)).map(|sample| sample.unwrap().tokens.len());
         assert_eq!(tokens.sum::<usize>() as u64, samples * ROW_TOKENS as u64);

@@ -187,7 +187,7 @@ fn batches_end_where_steps_do_for_any_number_of_workers() {
     assert!(kinds.as_dictionary_opt::<UInt16Type>().is_some(), "{:?}", kinds.data_type());
     let ids = whole.column_by_name("id").unwrap().as_primitive::<Int64Type>();
     assert_eq!(ids.values().len(), 300);
-    // It can be gone on with, by what it is and where it stands.
+    // A stream of it can be resumed, by its identity and position.
     let saved = Cursor { position: 77, ..Cursor::start(table.identity(shuffle)) };
     saved.check_resume(&open(folder.path(), &Columns::All).identity(shuffle)).unwrap();
 }

@@ -97,7 +97,7 @@ impl Rank {
         Self { end, cpu, stream, posts, arena, owned }
     }
 
-    /// The buckets: where they are, and who owns what of them.
+    /// The buckets: their places, and the owners of their parts.
     fn buckets(&self) -> Vec<(std::ops::Range<usize>, Cut)> {
         let elements = self.arena.len();
         let bucket = |(index, start): (usize, usize)| {

@@ -10,22 +10,22 @@ use crate::tree::{Node, Tree};
 /// The sum over the lanes of a node.
 pub(super) type Term<'a, B> = (Node, TermValues<'a, B>);
 
-/// Where the sum of a right half waits for the left one.
-struct Room<B: Backend> {
+/// A buffer in which the sum of a right half waits for the left one.
+struct Scratch<B: Backend> {
     sum: B::Buffer<f32>,
-    /// Behind its last use.
+    /// The event behind its last use.
     used: B::Event,
 }
 
-/// Sums, and room for those of more terms than a kernel takes at once.
+/// Sums along the tree, with scratch memory for those of more terms than a kernel takes at once.
 pub(super) struct AlongTree<B: Backend> {
     /// By depth.
-    rooms: Vec<Option<Room<B>>>,
+    scratch: Vec<Option<Scratch<B>>>,
 }
 
 impl<B: Backend> AlongTree<B> {
     pub(super) fn new() -> Self {
-        Self { rooms: Vec::new() }
+        Self { scratch: Vec::new() }
     }
 
     /// The sum over the lanes of `node` in `out`, of `terms`, which together are all of these once, in order.
@@ -66,7 +66,7 @@ impl<B: Backend> AlongTree<B> {
                 .collect();
             return Ok(backend.tree_sum(stream, out, &terms)?);
         }
-        // More terms than one are those of the halves, which are as many lanes each.
+        // Several terms are terms of the two halves, which have as many lanes each.
         let middle = node.lo + node.lanes() / 2;
         let cut = terms.partition_point(|(of, _)| of.hi <= middle);
         let ((left, right), (left_joins, right_joins)) = (terms.split_at(cut), joins.split_at(cut));
@@ -76,11 +76,11 @@ impl<B: Backend> AlongTree<B> {
             *last -= 1;
         }
         let elements = out.elements();
-        if self.rooms.len() == depth {
-            self.rooms.push(None);
+        if self.scratch.len() == depth {
+            self.scratch.push(None);
         }
-        let mut sum = match self.rooms[depth].take() {
-            Some(Room { sum, used }) if B::elements(&sum) >= elements => {
+        let mut sum = match self.scratch[depth].take() {
+            Some(Scratch { sum, used }) if B::elements(&sum) >= elements => {
                 backend.wait_for(stream, &used)?;
                 sum
             }
@@ -97,7 +97,7 @@ impl<B: Backend> AlongTree<B> {
         ];
         backend.tree_sum(stream, out, &both)?;
         let used = backend.record(stream)?;
-        self.rooms[depth] = Some(Room { sum, used });
+        self.scratch[depth] = Some(Scratch { sum, used });
         Ok(())
     }
 }

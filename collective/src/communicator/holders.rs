@@ -5,9 +5,9 @@ use std::ops::Range;
 
 /// Ranks that hold the parameters together: as many neighbours as there are in a process, or each by itself.
 ///
-/// What a rank has updated is read by its *counterparts* in the other groups of holders, those at its place among them; where each
-/// rank holds all parameters, these are all ranks. A group of m ranks of r so gathers what r/m ranks have updated each, and every
-/// parameter comes to it once.
+/// The updates of a rank are read by its *counterparts*: the ranks at its place in the other groups of holders; where each rank
+/// holds all parameters, these are all ranks. So each of the m ranks of a group gathers the updates of r/m ranks of r, and every
+/// parameter comes to the group once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holders(NonZeroUsize);
 
@@ -25,7 +25,7 @@ impl Holders {
         self.0.get()
     }
 
-    /// Of `ranks` ranks those that hold what `rank` holds, itself among them, in order.
+    /// The ranks of `ranks` that hold the same parameters as `rank`, itself among them, in order.
     pub fn counterparts(self, rank: usize, ranks: usize) -> impl Iterator<Item = usize> + use<> {
         (rank % self.members()..ranks).step_by(self.members())
     }
@@ -46,7 +46,7 @@ impl Holders {
 mod tests {
     use super::*;
 
-    /// Whatever the holders, each rank is its own counterpart, and counterparts and groups cross in one rank.
+    /// For any holders each rank is its own counterpart, and counterparts and groups cross in one rank.
     #[test]
     fn every_rank_is_a_counterpart_once() {
         for (members, ranks) in [(1, 1), (1, 5), (2, 2), (2, 6), (3, 6), (6, 6)] {

@@ -1,21 +1,19 @@
 //! Ranks of several processes, whose bytes go through the host's memory and timely's connections.
 //!
 //! Workers that read each other's memory are a *group*: usually those of a process. A group's lanes are summed before anything
-//! leaves it, and what was updated elsewhere comes to it once, whatever its number of workers: 8 workers in 2 processes send
-//! what 2 workers in 2 processes send. Within a group each worker deals with as many of the others' workers as it can be one
-//! of: the worker whose place in its group is the same. Where the workers of a process hold the parameters together, what is updated
-//! goes from each to its counterparts alone.
+//! leaves it, and each update from elsewhere comes to it once, for any number of workers: 8 workers in 2 processes send as many bytes
+//! as 2 workers in 2 processes. A worker exchanges bytes with one worker of each other group: the one at its own place there.
+//! Where the workers of a process hold the parameters together, updates go from each to its counterparts alone.
 //!
-//! The groups of a *host* do the same once more, so that the network carries what it would carry for one process a host
-//! ([`Topology`]):
+//! The groups of a *host* do the same once more, so that the network carries no more than for one process a host ([`Topology`]):
 //!
 //! | | of this host | of another host |
 //! |---|---|---|
 //! | sums of a group go | to their owner | to the owner's relay on this host, which sums them and sends one part a node of the host's lanes |
 //! | an update goes | to each group | to the owner's relay there, which passes it on to each other group of its host |
 //!
-//! A relay passes on while it sums or gathers the same bucket itself. All ranks go through the buckets in one order, so what it
-//! passes on is in that order too; as it leaves later than what the relay sends for itself, it waits in a line of its own.
+//! A relay passes chunks on while it sums or gathers the same bucket itself. All ranks go through the buckets in one order, so the
+//! passed chunks are in that order too; as they leave later than the relay's own, they wait in a line of their own.
 
 mod sums;
 mod updates;
@@ -26,7 +24,7 @@ use std::sync::Arc;
 use tidemill_kernels::{Backend, HostView, Shared, SliceMut};
 
 use super::along_tree::AlongTree;
-use super::post::{Inbox, Key, Post, Read, What, members};
+use super::post::{ArrivalKind, HeldPosts, Inbox, Key, Post, members};
 use super::threads::check_reach;
 use super::{
     Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Topology, Values,
@@ -39,7 +37,7 @@ use crate::lane_schedule::LaneSchedule;
 use crate::plan::CHUNK_ELEMENTS;
 use crate::tree::Node;
 
-/// Chunks that are handed over together: few enough that others work on them soon, but every message wakes a thread.
+/// Chunks that are handed over together: few enough that others begin with them soon, and many enough that few messages wake a thread.
 const CHUNKS_PER_MESSAGE: usize = 16;
 
 /// The end of one rank. [`courier`](Communicator::courier) gives what has to be [carried](crate::carry::Carry) for it. Before it
@@ -55,14 +53,14 @@ pub struct Host<B: Backend> {
     holders: Holders,
     post: Post<B>,
     inbox: Inbox<B>,
-    /// The line of this rank's own, and that of what it passes on where there is one.
+    /// The line of this rank's own chunks, and that of chunks that it passes on, where there are any.
     outgoing: Vec<Outgoing>,
     courier: Option<Courier>,
     along_tree: AlongTree<B>,
-    /// Room for sums before they leave, and for those that come.
+    /// Buffers for sums before they are sent, and for those that come.
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
-    read: Read<B>,
+    read: HeldPosts<B>,
     spent: Spent<B>,
 }
 
@@ -106,7 +104,7 @@ impl<B: Backend> Host<B> {
                 along_tree: AlongTree::new(),
                 leaving: None,
                 received: None,
-                read: Read::new(),
+                read: HeldPosts::new(),
                 spent: Spent::default(),
             }
         };
@@ -142,7 +140,7 @@ impl<B: Backend> Host<B> {
         send(self.outgoing.first(), chunks)
     }
 
-    /// Sends what others have sent, or sums of it.
+    /// Passes on chunks of others, or sums of them.
     fn pass_on(&self, chunks: Vec<Chunk>) -> Result<()> {
         send(self.outgoing.last(), chunks)
     }
@@ -173,11 +171,12 @@ impl<B: Backend> Host<B> {
         ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
     }
 
-    /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and the piece.
+    /// Takes the pieces of `expected` as they come, each once, and calls back with the index of the expected, the piece's beginning in
+    /// it, and the piece.
     fn receive<P>(
         &mut self,
         key: Key,
-        what: What,
+        what: ArrivalKind,
         expected: &[Expected<P>],
         mut take: impl FnMut(&Self, usize, usize, &Chunk) -> Result<()>,
     ) -> Result<()> {
@@ -217,7 +216,7 @@ fn send(line: Option<&Outgoing>, chunks: Vec<Chunk>) -> Result<()> {
     sent.then_some(()).ok_or(CommunicatorError::Closed)
 }
 
-/// Elements `range` of what is shared, where the host reads them.
+/// Elements `range` of shared memory, where the host reads them.
 fn on_host<B: Backend>(
     (backend, stream): (&B, &mut B::DeviceStream),
     shared: &Shared<B, f32>,
@@ -229,13 +228,13 @@ fn on_host<B: Backend>(
     }
 }
 
-/// What comes from a rank of another group.
+/// Chunks that are expected from a rank of another group.
 struct Expected<P> {
     source: usize,
     part: Part,
     node: Node,
     elements: usize,
-    /// What becomes of it.
+    /// Their use.
     place: P,
 }
 

@@ -1,11 +1,11 @@
 //! Ranks of several processes, whose devices a library of the vendor connects: NCCL, or RCCL.
 //!
-//! The library moves bytes and adds nothing: an owner is sent the parts that it needs, and its kernel adds them along the tree. So the
-//! sums are those of any other communicator, to the bit.
+//! The library moves bytes and adds nothing: the parts are sent to their owner, and its kernel adds them along the tree. So the sums
+//! are those of any other communicator, to the bit.
 //!
 //! The workers of a process read each other's memory ([`LocalRank`]). Their lanes are summed before anything leaves the process, and
-//! what was updated elsewhere comes to it once: each rank deals with those at its place in the other processes, and the ranks of a
-//! process read from each other what came to one of them.
+//! each update from elsewhere comes to it once: each rank exchanges bytes with those at its place in the other processes, and the
+//! ranks of a process read from each other what came to one of them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,26 +15,25 @@ use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember
 use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
 use super::along_tree::{AlongTree, Term};
-use super::post::{Inbox, Key, OfMembers, Post, Read, Sums, Told, members};
+use super::post::{HeldPosts, Inbox, Key, OfMembers, Post, PostedSums, Sums, members};
 use super::threads::{check_reach, read_sums, sum_uses, within};
 use super::values::SharedValues;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, room,
+    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, reserve,
 };
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
-/// A worker's end between those of its process, which read each other's memory: what it has before its device joins those of
-/// other processes.
+/// A worker's end among those of its process, which read each other's memory, before its device joins those of other processes.
 pub struct LocalRank<B: Backend> {
-    /// The ranks of the process, and which of them this is.
+    /// The ranks of the process, and this rank's place among them.
     ranks: Range<usize>,
     member: usize,
     post: Post<B>,
     inbox: Inbox<B>,
-    /// Of each rank of the process that has joined others: what ends its waiting for them. A device waits for the other devices of its
-    /// process, so that none of them ends unless all do.
+    /// Of each rank of the process that has joined others: the handle that ends its waits for them. A device waits for the other
+    /// devices of its process, so that none of them ends unless all do.
     joined: Arc<Mutex<Vec<Abort>>>,
 }
 
@@ -58,7 +57,7 @@ impl<B: Backend> LocalRank<B> {
         Ok(members(first_rank, backends.len(), schedule).into_iter().enumerate().map(end).collect())
     }
 
-    /// A rank that does not read the memory of the others of its process: it is sent what they have.
+    /// A rank that does not read the memory of the others of its process, and is sent their bytes.
     pub fn alone(rank: usize, schedule: &Arc<LaneSchedule>) -> Self {
         let (post, inbox) = members(rank, 1, schedule).remove(0);
         Self { ranks: rank..rank + 1, member: 0, post, inbox, joined: Arc::default() }
@@ -67,18 +66,18 @@ impl<B: Backend> LocalRank<B> {
 
 /// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
-    /// Its end between the ranks of its process.
+    /// Its end among the ranks of its process.
     local: LocalRank<B>,
     member: Arc<GroupMember>,
     schedule: Arc<LaneSchedule>,
     holders: Holders,
     along_tree: AlongTree<B>,
-    /// Room for this process's sums of a bucket before they leave, and for what other processes send of it.
+    /// Buffers for this process's sums of a bucket before they are sent, and for those of other processes.
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
-    /// What this rank has updated and not sent.
+    /// Updates of this rank that are not sent yet.
     updates: Vec<(Key, SharedValues<B>)>,
-    read: Read<B>,
+    read: HeldPosts<B>,
     spent: Spent<B>,
 }
 
@@ -115,7 +114,7 @@ impl<B: Backend> Nccl<B> {
             leaving: None,
             received: None,
             updates: Vec::new(),
-            read: Read::new(),
+            read: HeldPosts::new(),
             spent: Spent::default(),
         })
     }
@@ -127,17 +126,17 @@ impl<B: Backend> Nccl<B> {
         all.filter(move |&peer| peer != rank)
     }
 
-    /// The fewest nodes that make up the lanes of the process of `rank` in a round: what leaves it.
+    /// The fewest nodes that make up the lanes of the process of `rank` in a round, whose sums leave the process.
     fn nodes_of_process(&self, round: usize, rank: usize) -> Result<Vec<Node>> {
         let of_process = self.local.ranks.len();
         let first = rank / of_process * of_process;
         Ok(self.schedule.nodes(round, first..first + of_process)?)
     }
 
-    /// Sees to it that the ranks of this process have told of their own lanes.
-    fn check(&self, key: Key, told: &OfMembers<Told<B>, B::Event>) -> Result<()> {
+    /// Checks that the ranks of this process have posted sums of their own lanes.
+    fn check(&self, key: Key, posted: &OfMembers<PostedSums<B>, B::Event>) -> Result<()> {
         let Key { step, round, bucket } = key;
-        for (rank, (of_rank, _)) in self.local.ranks.clone().zip(told) {
+        for (rank, (of_rank, _)) in self.local.ranks.clone().zip(posted) {
             let posted = of_rank.sums.iter().map(|sums| sums.node);
             if !posted.eq(self.schedule.nodes(round as usize, rank..rank + 1)?) {
                 let (what, wrong) = ("the sums", "over other lanes than its own");
@@ -148,11 +147,11 @@ impl<B: Backend> Nccl<B> {
     }
 }
 
-/// What leaves a process for the rank at the same place in another: its sums over a node of what that rank owns.
+/// The sums over a node that a process sends to the rank at the same place in another, of that rank's part.
 struct Leaving<'a, B: Backend> {
     peer: usize,
     own: Range<usize>,
-    /// Where it lies: in the memory of the rank that sends, or for each use behind the other in room for it.
+    /// Where they lie: in the memory of the rank that sends, or one use after the other in a buffer.
     lies: Lies<'a, B>,
 }
 
@@ -161,7 +160,7 @@ enum Lies<'a, B: Backend> {
     InRoom { start: usize, node: Node },
 }
 
-/// What a rank was sent over a node: for each use behind the other.
+/// The sums over a node that a rank has received, one use after the other.
 struct Came {
     node: Node,
     start: usize,
@@ -206,15 +205,15 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let (rank, round) = (self.member.rank(), key.round as usize);
-        let told = self.local.inbox.sums(key)?;
-        self.check(key, &told)?;
-        let (of_rank, _) = &told[self.local.member];
+        let posted = self.local.inbox.sums(key)?;
+        self.check(key, &posted)?;
+        let (of_rank, _) = &posted[self.local.member];
         let (uses, own) = (of_rank.uses, cut.of_rank(rank));
         let peers: Vec<(usize, Range<usize>)> =
             self.across(rank).map(|peer| (peer, cut.of_rank(peer))).collect();
         let reads = own.len() + peers.iter().map(|(_, of_peer)| of_peer.len()).sum::<usize>();
         let place = (self.local.member, reads);
-        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
+        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
         let from = backend.record_timed(stream)?;
 
         let (mut leaving, mut end) = (Vec::new(), 0);
@@ -243,12 +242,12 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
                 }
             }
         }
-        let summed = room(&mut self.leaving, (backend, stream), end)?;
+        let summed = reserve(&mut self.leaving, (backend, stream), end)?;
         for Leaving { own, lies, .. } in &leaving {
             if let Lies::InRoom { start, node } = *lies {
                 let into = SliceMut::new(summed, start, uses * own.len())?;
-                let told = within(&sums, node);
-                sum_uses(&mut self.along_tree, (backend, stream), node, &told, own, into)?;
+                let posted = within(&sums, node);
+                sum_uses(&mut self.along_tree, (backend, stream), node, &posted, own, into)?;
             }
         }
         let mut sends = Vec::with_capacity(leaving.len() * uses);
@@ -265,7 +264,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         }
 
         self.spent.traffic.came(coming * size_of::<f32>());
-        let received = room(&mut self.received, (backend, stream), coming)?;
+        let received = reserve(&mut self.received, (backend, stream), coming)?;
         if !sends.is_empty() || !receives.is_empty() {
             let into = SliceMut::new(received, 0, coming)?;
             backend.exchange(stream, &self.member, &sends, into, &receives)?;
@@ -288,7 +287,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             self.along_tree.sum(backend, stream, node, &terms, out)?;
         }
         let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, key.bucket, told);
+        self.read.keep_sums(backend, &read, key.bucket, posted);
         Ok(())
     }
 
@@ -300,7 +299,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         _cut: &Cut,
         values: Values<'_, B>,
     ) -> Result<()> {
-        // It will be sent on the device stream on which it was enqueued.
+        // The update will be sent on the device stream on which it was enqueued.
         self.updates.push((key, values.share(backend, stream)?));
         Ok(())
     }
@@ -323,7 +322,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         };
         let (_, update) = self.updates.swap_remove(place);
         let bytes = out.element_bytes();
-        // Where each rank holds all parameters, what comes to one of a process the others read there.
+        // Where each rank holds all parameters, updates come to one rank of a process, and the others read them there.
         let is_of_process = self.holders == Holders::EACH && self.local.ranks.len() > 1;
         let peers: Vec<usize> = match is_of_process {
             true => self.across(rank).collect(),
@@ -352,7 +351,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
 }
 
 impl<B: Backend> Nccl<B> {
-    /// Copies to `out` what the others of this process have of a bucket in theirs: what each has updated, and what came to it.
+    /// Copies to `out` the updates of a bucket that the other ranks of this process have: their own, and those that came to them.
     fn gather_here(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -360,16 +359,16 @@ impl<B: Backend> Nccl<B> {
         cut: &Cut,
         mut out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        // The next update of this bucket comes after every rank of the process has posted its sums of the next step, so behind what
-        // is copied here.
+        // The next update of this bucket comes after every rank of the process has posted its sums of the next step, and so after
+        // these copies.
         let all = out.share(backend, stream)?;
         self.local.post.updated(backend, stream, key, &all)?;
-        let told = self.local.inbox.updates(key)?;
+        let posted = self.local.inbox.updates(key)?;
         // Each begins with the rank behind it, so that not all read the same at once.
-        let (first, ranks) = (self.local.ranks.start, told.len());
+        let (first, ranks) = (self.local.ranks.start, posted.len());
         let own = self.member.rank() - first;
         for index in (1..ranks).map(|further| (own + further) % ranks) {
-            let (peer, (values, ready)) = (first + index, &told[index]);
+            let (peer, (values, ready)) = (first + index, &posted[index]);
             backend.wait_for(stream, ready)?;
             for owner in self.across(peer).chain([peer]) {
                 let range = cut.of_rank(owner);
@@ -378,12 +377,12 @@ impl<B: Backend> Nccl<B> {
                 out.reborrow().copy(backend, stream, range, (values, from))?;
             }
         }
-        self.read.keep_updates(backend, key, told);
+        self.read.keep_updates(backend, key, posted);
         Ok(())
     }
 }
 
-/// Sends `update`, which is `own` of a bucket, to all of `receives` and receives what these have; answers how many elements came.
+/// Sends `update`, which is `own` of a bucket, to all of `receives`, and receives their updates; answers the number of elements that came.
 fn exchange_updates<B: Backend, T: Element>(
     member: &GroupMember,
     (backend, stream): (&B, &mut B::DeviceStream),

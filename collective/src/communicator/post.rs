@@ -1,4 +1,4 @@
-//! What the workers that read each other's memory tell each other, and where each hears it.
+//! The posts between workers that read each other's memory: a [`Post`] announces, an `Inbox` receives.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -15,15 +15,15 @@ use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
-/// The sums of a worker's lanes, and what it is told once they were read.
-pub(super) struct Told<B: Backend> {
+/// The posted sums of a worker's lanes, and where readers tell that they have read them.
+pub(super) struct PostedSums<B: Backend> {
     pub(super) sums: Vec<Sums<B>>,
-    /// The number of uses of the bucket, which a worker without lanes in a round tells too.
+    /// The number of uses of the bucket, which a worker without lanes in a round posts too.
     pub(super) uses: usize,
     read: Option<Sender<B::Event>>,
 }
 
-impl<B: Backend> Clone for Told<B> {
+impl<B: Backend> Clone for PostedSums<B> {
     fn clone(&self) -> Self {
         Self { sums: self.sums.clone(), uses: self.uses, read: self.read.clone() }
     }
@@ -41,38 +41,38 @@ impl<B: Backend> Clone for Sums<B> {
     }
 }
 
-/// What is told, summed or gathered at once.
+/// Names one sum or gather: a bucket of a round of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The step, from 0.
     pub step: u64,
-    /// Of sums the round of their lanes, as the [`LaneSchedule`] has them; of what is updated 0, and 1 of what is beside it.
+    /// Of sums the round of their lanes, as the [`LaneSchedule`] has them; of updates 0, or 1 for those in the second precision.
     pub round: u32,
     /// The bucket.
     pub bucket: u32,
 }
 
 impl Key {
-    /// A bucket of the first round of a step, or what is updated of it.
+    /// A bucket of the first round of a step, or its update.
     pub fn new(step: u64, bucket: u32) -> Self {
         Self { step, round: 0, bucket }
     }
 
-    /// What is updated beside it: of a bucket that is gathered in two precisions the other one.
+    /// The update in the second precision, of a bucket that is gathered in two.
     #[must_use]
     pub fn beside(self) -> Self {
         Self { round: 1, ..self }
     }
 }
 
-/// What a worker has told and others read.
+/// Posted memory that other workers are reading.
 pub struct Reading<B: Backend> {
     readers: usize,
     read: Receiver<B::Event>,
 }
 
 impl<B: Backend> Reading<B> {
-    /// What is enqueued on `stream` from now on may write over what was told. Waits until all have enqueued that they read it.
+    /// Waits until all readers have enqueued their reads; work that is enqueued on `stream` afterwards may overwrite the memory.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -85,15 +85,15 @@ impl<B: Backend> Reading<B> {
     }
 }
 
-/// What comes from other processes.
+/// The kinds of chunks from other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum What {
+pub(super) enum ArrivalKind {
     Sums,
     Update,
 }
 
-impl What {
-    /// That `rank` has sent of it what it had not to.
+impl ArrivalKind {
+    /// The error of a chunk that `rank` should not have sent.
     pub(super) fn wrong(self, rank: usize, key: Key, wrong: &'static str) -> CommunicatorError {
         let what = match self {
             Self::Sums => "the sums",
@@ -105,44 +105,44 @@ impl What {
 }
 
 pub(super) enum Message<B: Backend> {
-    Sums { member: usize, key: Key, told: Told<B>, ready: B::Event },
+    Sums { member: usize, key: Key, posted: PostedSums<B>, ready: B::Event },
     Updated { member: usize, key: Key, values: SharedValues<B>, ready: B::Event },
     Arrived(Arrived),
     Damaged(CollectiveError),
     Abort,
 }
 
-/// What every member has told of a bucket, in order, and the events behind it.
+/// The posts of every member about a bucket, in order, and their events.
 pub(super) type OfMembers<C, E> = Vec<(C, E)>;
 
-/// What a worker was last told of each bucket, and reads: the memory stays for as long, whatever becomes of the others. Their
-/// owners overwrite it only after all have read, but a run may end before.
-pub(super) struct Read<B: Backend> {
-    sums: BTreeMap<u32, OfMembers<Told<B>, B::Event>>,
+/// The posts that a worker is reading, the last of each bucket. They keep the memory alive even where its owner is gone: an owner
+/// overwrites it only after all have read, but a run may end before.
+pub(super) struct HeldPosts<B: Backend> {
+    sums: BTreeMap<u32, OfMembers<PostedSums<B>, B::Event>>,
     updates: BTreeMap<(u32, u32), OfMembers<SharedValues<B>, B::Event>>,
 }
 
-impl<B: Backend> Read<B> {
+impl<B: Backend> HeldPosts<B> {
     pub(super) fn new() -> Self {
         Self { sums: BTreeMap::new(), updates: BTreeMap::new() }
     }
 
-    /// Behind `read` was read all that was told.
+    /// Keeps posted sums, all of which are read once `read` has happened, and tells their owners.
     pub(super) fn keep_sums(
         &mut self,
         backend: &B,
         read: &B::Event,
         bucket: u32,
-        told: OfMembers<Told<B>, B::Event>,
+        posted: OfMembers<PostedSums<B>, B::Event>,
     ) {
-        for (Told { read: answer, .. }, _) in &told {
+        for (PostedSums { read: answer, .. }, _) in &posted {
             let Some(answer) = answer else { continue };
-            // A worker that is gone writes over nothing.
+            // A worker that is gone overwrites nothing.
             let _ = answer.send(read.clone());
         }
-        // In the host's memory all was read when the call returned, and its owner wants it back.
+        // Reads of the host's memory end with the call, and its owner takes the memory back.
         if backend.memory() == MemoryPlace::Device {
-            self.sums.insert(bucket, told);
+            self.sums.insert(bucket, posted);
         }
     }
 
@@ -150,18 +150,18 @@ impl<B: Backend> Read<B> {
         &mut self,
         backend: &B,
         key: Key,
-        told: OfMembers<SharedValues<B>, B::Event>,
+        posted: OfMembers<SharedValues<B>, B::Event>,
     ) {
         if backend.memory() == MemoryPlace::Device {
-            self.updates.insert((key.round, key.bucket), told);
+            self.updates.insert((key.round, key.bucket), posted);
         }
     }
 }
 
-/// What some members have told so far.
+/// The posts of some members so far.
 type Incomplete<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
 
-/// Tells what one worker has to all that read its memory, itself among them. It may be cloned, for the threads of a worker.
+/// Posts from one worker to all that read its memory, itself among them. It may be cloned, for the threads of a worker.
 pub struct Post<B: Backend> {
     /// Which of them this is.
     member: usize,
@@ -175,8 +175,8 @@ impl<B: Backend> Clone for Post<B> {
 }
 
 impl<B: Backend> Post<B> {
-    /// This worker's part of the sums of `bucket` is final once `stream` has run: for each node of its lanes the buffer, which
-    /// stays as it is until this worker has gathered what every owner made of it, and in it the bucket's range for each use.
+    /// Posts this worker's sums of a bucket, which are final once `stream` has run: for each node of its lanes the buffer, which
+    /// stays unchanged until this worker has gathered the updates of all owners, and the bucket's range in it for each use.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -188,11 +188,10 @@ impl<B: Backend> Post<B> {
         nodes: &[(Node, &B::Buffer<f32>)],
         uses: &[Range<usize>],
     ) -> Result<()> {
-        self.tell_sums((backend, stream), key, nodes, uses, None)
+        self.post_sums((backend, stream), key, nodes, uses, None)
     }
 
-    /// [`sums`](Self::sums) that stay as they are until they were read, and may be written over then. `None` where they may be at
-    /// once.
+    /// Posts [`sums`](Self::sums) that stay unchanged only until they were read. `None` where they may be overwritten at once.
     ///
     /// # Errors
     /// As [`sums`](Self::sums).
@@ -205,15 +204,15 @@ impl<B: Backend> Post<B> {
         uses: &[Range<usize>],
     ) -> Result<Option<Reading<B>>> {
         if backend.memory() == MemoryPlace::Host {
-            // What others read is a copy.
-            return self.tell_sums((backend, stream), key, nodes, uses, None).map(|()| None);
+            // Others read a copy.
+            return self.post_sums((backend, stream), key, nodes, uses, None).map(|()| None);
         }
         let (sender, read) = mpsc::channel();
-        self.tell_sums((backend, stream), key, nodes, uses, Some(&sender))?;
+        self.post_sums((backend, stream), key, nodes, uses, Some(&sender))?;
         Ok(Some(Reading { readers: self.members.len(), read }))
     }
 
-    fn tell_sums(
+    fn post_sums(
         &self,
         (backend, stream): (&B, &mut B::DeviceStream),
         key: Key,
@@ -232,12 +231,13 @@ impl<B: Backend> Post<B> {
             });
         }
         let ready = backend.record(stream)?;
-        let (member, told) = (self.member, Told { sums, uses: uses.len(), read: read.cloned() });
-        self.tell(|| Message::Sums { member, key, told: told.clone(), ready: ready.clone() })
+        let (member, posted) =
+            (self.member, PostedSums { sums, uses: uses.len(), read: read.cloned() });
+        self.send(|| Message::Sums { member, key, posted: posted.clone(), ready: ready.clone() })
     }
 
-    /// What this worker owns of a bucket is in `values` once `stream` has run, and stays there until every worker has posted its
-    /// sums of the next step.
+    /// Posts the update of this worker's part of a bucket: it is in `values` once `stream` has run, and stays there until every
+    /// worker has posted its sums of the next step.
     pub(super) fn updated(
         &self,
         backend: &B,
@@ -246,17 +246,17 @@ impl<B: Backend> Post<B> {
         values: &SharedValues<B>,
     ) -> Result<()> {
         let (member, ready) = (self.member, backend.record(stream)?);
-        self.tell(|| Message::Updated { member, key, values: values.clone(), ready: ready.clone() })
+        self.send(|| Message::Updated { member, key, values: values.clone(), ready: ready.clone() })
     }
 
-    fn tell(&self, message: impl Fn() -> Message<B>) -> Result<()> {
-        let told =
+    fn send(&self, message: impl Fn() -> Message<B>) -> Result<()> {
+        let send =
             |member: &Sender<_>| member.send(message()).map_err(|_| CommunicatorError::Closed);
-        self.members.iter().try_for_each(told)
+        self.members.iter().try_for_each(send)
     }
 
-    /// Hands what comes from other processes to this worker; what was updated to all that read its memory, where each of them
-    /// holds it, so that it comes once.
+    /// Hands chunks from other processes to this worker, and updates to all workers that read its memory, where each of them holds
+    /// the parameters: so an update crosses between processes once.
     pub(super) fn deliver(
         &self,
         arrived: std::result::Result<Arrived, CollectiveError>,
@@ -279,7 +279,7 @@ impl<B: Backend> Post<B> {
         }
     }
 
-    /// From when it is called on every member that waits, or comes to wait, is told [`CommunicatorError::Closed`].
+    /// From its call on, every wait of a member ends with [`CommunicatorError::Closed`].
     pub(super) fn abort_handle(&self) -> Abort {
         let members = self.members.clone();
         Box::new(move || {
@@ -291,9 +291,9 @@ impl<B: Backend> Post<B> {
     }
 }
 
-/// Where a worker hears what the others have, and what comes from other processes.
+/// Receives the posts of other workers, and chunks from other processes.
 ///
-/// A call waits until every member has told of the bucket, which their threads do when they enqueue: so the host waits for
+/// A call waits until every member has posted the bucket, which their threads do when they enqueue: so the host waits for
 /// other hosts, and devices wait for devices.
 pub(super) struct Inbox<B: Backend> {
     /// The rank of the first member, for messages.
@@ -301,12 +301,12 @@ pub(super) struct Inbox<B: Backend> {
     members: usize,
     schedule: Arc<LaneSchedule>,
     messages: Receiver<Message<B>>,
-    sums: Incomplete<Told<B>, B::Event>,
+    sums: Incomplete<PostedSums<B>, B::Event>,
     updates: Incomplete<SharedValues<B>, B::Event>,
-    arrived: BTreeMap<(Key, What), VecDeque<Arrived>>,
-    /// By bucket: the last step and round of which all has come from other processes.
-    closed: BTreeMap<(What, u32), (u64, u32)>,
-    /// Whether the members were told to end.
+    arrived: BTreeMap<(Key, ArrivalKind), VecDeque<Arrived>>,
+    /// By bucket: the last step and round of which all chunks have come from other processes.
+    closed: BTreeMap<(ArrivalKind, u32), (u64, u32)>,
+    /// Whether the members were aborted.
     is_over: bool,
 }
 
@@ -335,28 +335,28 @@ pub(super) fn members<B: Backend>(
 }
 
 impl<B: Backend> Inbox<B> {
-    /// What every member has told of its sums.
-    pub(super) fn sums(&mut self, key: Key) -> Result<OfMembers<Told<B>, B::Event>> {
+    /// The posted sums of every member.
+    pub(super) fn sums(&mut self, key: Key) -> Result<OfMembers<PostedSums<B>, B::Event>> {
         loop {
-            if let Some(told) = complete(&mut self.sums, key) {
-                return Ok(told);
+            if let Some(posted) = complete(&mut self.sums, key) {
+                return Ok(posted);
             }
             self.receive()?;
         }
     }
 
-    /// What every member has told of what it has updated.
+    /// The posted updates of every member.
     pub(super) fn updates(&mut self, key: Key) -> Result<OfMembers<SharedValues<B>, B::Event>> {
         loop {
-            if let Some(told) = complete(&mut self.updates, key) {
-                return Ok(told);
+            if let Some(posted) = complete(&mut self.updates, key) {
+                return Ok(posted);
             }
             self.receive()?;
         }
     }
 
-    /// The next that comes from another process.
-    pub(super) fn arrived(&mut self, key: Key, what: What) -> Result<Arrived> {
+    /// The next chunk from another process.
+    pub(super) fn arrived(&mut self, key: Key, what: ArrivalKind) -> Result<Arrived> {
         loop {
             if let Some(waiting) = self.arrived.get_mut(&(key, what))
                 && let Some(arrived) = waiting.pop_front()
@@ -370,11 +370,11 @@ impl<B: Backend> Inbox<B> {
         }
     }
 
-    /// All that other processes have to send of a bucket has come.
+    /// Notes that all chunks of a bucket have come from other processes.
     ///
     /// # Errors
-    /// More of it, now or when it comes: nothing would use it, and its sender waited for the credit.
-    pub(super) fn close(&mut self, key: Key, what: What) -> Result<()> {
+    /// A chunk too many, now or when it comes: nothing would use it, and its sender would wait for the credit.
+    pub(super) fn close(&mut self, key: Key, what: ArrivalKind) -> Result<()> {
         self.closed.insert((what, key.bucket), (key.step, key.round));
         let waiting = self.arrived.remove(&(key, what));
         match waiting.and_then(|mut waiting| waiting.pop_front()) {
@@ -389,9 +389,9 @@ impl<B: Backend> Inbox<B> {
         }
         let (first, members) = (self.first_rank, self.members);
         match self.messages.recv().map_err(|_| CommunicatorError::Closed)? {
-            Message::Sums { member, key, told, ready } => {
+            Message::Sums { member, key, posted, ready } => {
                 let of = (member, first, "the sums", key);
-                note(&mut self.sums, members, of, (told, ready))
+                note(&mut self.sums, members, of, (posted, ready))
             }
             Message::Updated { member, key, values, ready } => {
                 let of = (member, first, "the update", key);
@@ -402,11 +402,11 @@ impl<B: Backend> Inbox<B> {
                 let round = self.schedule.round_of(header.node.lo as usize);
                 let (key, what) = match (header.part, round) {
                     (Part::Gradient { bucket, .. }, Some(round)) => {
-                        (Key { step: header.step, round: round as u32, bucket }, What::Sums)
+                        (Key { step: header.step, round: round as u32, bucket }, ArrivalKind::Sums)
                     }
                     (Part::Update { bucket, beside, .. }, _) => {
                         let key = Key::new(header.step, bucket);
-                        (if beside { key.beside() } else { key }, What::Update)
+                        (if beside { key.beside() } else { key }, ArrivalKind::Update)
                     }
                     _ => {
                         let what = "it is neither sums of these lanes nor what was updated";
@@ -429,18 +429,18 @@ impl<B: Backend> Inbox<B> {
     }
 }
 
-fn too_much(what: What, key: Key, header: &ChunkHeader) -> CommunicatorError {
+fn too_much(what: ArrivalKind, key: Key, header: &ChunkHeader) -> CommunicatorError {
     what.wrong(header.source as usize, key, "after all of it had come")
 }
 
-/// Keeps what a member has told.
+/// Keeps a member's post.
 fn note<C, E>(
-    told: &mut Incomplete<C, E>,
+    posted: &mut Incomplete<C, E>,
     members: usize,
     (member, first_rank, what, key): (usize, usize, &'static str, Key),
     value: (C, E),
 ) -> Result<()> {
-    let of_members = told.entry(key).or_insert_with(|| (0..members).map(|_| None).collect());
+    let of_members = posted.entry(key).or_insert_with(|| (0..members).map(|_| None).collect());
     match of_members[member].replace(value) {
         None => Ok(()),
         Some(_) => {
@@ -450,8 +450,8 @@ fn note<C, E>(
     }
 }
 
-/// What all members have told of a bucket, once they have.
-fn complete<C, E>(told: &mut Incomplete<C, E>, key: Key) -> Option<OfMembers<C, E>> {
-    let is_complete = told.get(&key).is_some_and(|of| of.iter().all(Option::is_some));
-    is_complete.then(|| told.remove(&key)).flatten()?.into_iter().collect()
+/// The posts of all members about a bucket, once they are complete.
+fn complete<C, E>(posted: &mut Incomplete<C, E>, key: Key) -> Option<OfMembers<C, E>> {
+    let is_complete = posted.get(&key).is_some_and(|of| of.iter().all(Option::is_some));
+    is_complete.then(|| posted.remove(&key)).flatten()?.into_iter().collect()
 }

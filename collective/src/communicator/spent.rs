@@ -1,4 +1,4 @@
-//! What communication took: bytes, and between which points of a device stream.
+//! The cost of communication: bytes, and intervals of a device stream.
 
 use tidemill_kernels::Backend;
 
@@ -11,7 +11,7 @@ pub struct Traffic {
     pub from_memory: u64,
     /// From other processes.
     pub from_processes: u64,
-    /// Of these, what [`Host`](super::Host) has received from other hosts.
+    /// Of these, the bytes that [`Host`](super::Host) has received from other hosts.
     pub from_hosts: u64,
 }
 
@@ -41,15 +41,15 @@ pub struct Interval<B: Backend> {
     pub to: B::Event,
 }
 
-/// What a rank's communication took.
+/// The cost of a rank's communication.
 pub struct Spent<B: Backend> {
     /// The bytes that came.
     pub traffic: Traffic,
-    /// For each sum: from where the sums of this process's ranks were ready to behind the result. What other processes had not
-    /// computed or sent yet by then is waited for in it.
+    /// For each sum: from where the sums of this process's ranks were ready to behind the result. It includes the wait for other
+    /// processes that had not computed or sent theirs by then.
     pub sums: Vec<Interval<B>>,
-    /// For each bucket that was gathered: from where this rank had come to it to where it was all there. Waiting for the ranks that
-    /// had not updated it yet is a part of it.
+    /// For each bucket that was gathered: from where this rank was ready to gather it to where all of it had come. It includes the
+    /// wait for ranks that had not updated it yet.
     pub gathers: Vec<Interval<B>>,
 }
 

@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process, which read each other's memory.
 //!
 //! An owner's kernel loads the memory of its peers directly and adds along the tree: nothing is staged, and every byte
-//! crosses a link between devices once. Copies of what was updated are loads too.
+//! crosses a link between devices once. Copies of updates are loads too.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, PeerAccess, SliceMut};
 
 use super::along_tree::{AlongTree, Term};
-use super::post::{Inbox, Key, OfMembers, Post, Read, Sums, Told, members};
+use super::post::{HeldPosts, Inbox, Key, OfMembers, Post, PostedSums, Sums, members};
 use super::values::SharedValues;
 use super::{
     Abort, Communicator, CommunicatorError, Cut, Result, Spent, Traffic, Values, ValuesMut,
@@ -18,8 +18,8 @@ use super::{
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
-/// The end of one rank. Before it is dropped, the device streams that it was used with must have run: what they read is then
-/// given back.
+/// The end of one rank. Before it is dropped, the device streams that it was used with must have run: the memory that they read
+/// is then given back.
 pub struct Threads<B: Backend> {
     rank: usize,
     ranks: usize,
@@ -27,11 +27,11 @@ pub struct Threads<B: Backend> {
     post: Post<B>,
     inbox: Inbox<B>,
     along_tree: AlongTree<B>,
-    read: Read<B>,
+    read: HeldPosts<B>,
     spent: Spent<B>,
 }
 
-/// Sees to it that each of `backends`, which are those of ranks from `first_rank` on, reads the memory of all.
+/// Checks that each of `backends`, which are those of ranks from `first_rank` on, can read the memory of all.
 ///
 /// # Errors
 /// [`CommunicatorError::OutOfReach`], or a device that fails.
@@ -63,7 +63,7 @@ impl<B: Backend> Threads<B> {
             post,
             inbox,
             along_tree: AlongTree::new(),
-            read: Read::new(),
+            read: HeldPosts::new(),
             spent: Spent::default(),
         };
         Ok(members(0, ranks, schedule).into_iter().enumerate().map(end).collect())
@@ -75,14 +75,14 @@ pub(super) fn sum_uses<B: Backend>(
     along_tree: &mut AlongTree<B>,
     (backend, stream): (&B, &mut B::DeviceStream),
     node: Node,
-    told: &[&Sums<B>],
+    posted: &[&Sums<B>],
     own: &Range<usize>,
     mut out: SliceMut<'_, B, f32>,
 ) -> Result<()> {
-    let uses = told.first().map_or(0, |first| first.uses.len());
+    let uses = posted.first().map_or(0, |first| first.uses.len());
     for index in 0..uses {
-        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(told.len());
-        for sums in told {
+        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(posted.len());
+        for sums in posted {
             let values = sums.uses[index].slice(own.start, own.len())?;
             terms.push((sums.node, TermValues::Buffer(values)));
         }
@@ -92,16 +92,16 @@ pub(super) fn sum_uses<B: Backend>(
     Ok(())
 }
 
-/// What the members of a group have told, in the order of lanes: what is enqueued on `stream` from now on may read it. `traffic`
-/// notes what member `member` reads of the others, which are the `elements` that it owns.
+/// The posted sums of the members of a group, in the order of lanes; work that is enqueued on `stream` afterwards may read them.
+/// `traffic` counts the `elements` of its own part that member `member` reads of the others.
 pub(super) fn read_sums<'a, B: Backend>(
     (backend, stream): (&B, &mut B::DeviceStream),
-    told: &'a OfMembers<Told<B>, B::Event>,
+    posted: &'a OfMembers<PostedSums<B>, B::Event>,
     (member, elements): (usize, usize),
     traffic: &mut Traffic,
 ) -> Result<Vec<&'a Sums<B>>> {
     let mut sums = Vec::new();
-    for (peer, (of_peer, ready)) in told.iter().enumerate() {
+    for (peer, (of_peer, ready)) in posted.iter().enumerate() {
         backend.wait_for(stream, ready)?;
         if peer != member {
             let uses = of_peer.sums.iter().map(|sums| sums.uses.len());
@@ -113,20 +113,20 @@ pub(super) fn read_sums<'a, B: Backend>(
     Ok(sums)
 }
 
-/// Copies what the members of a group, of which rank `first` is the first, have updated of a bucket to its place in `out`; but
-/// for `rank`, which has its own there. Each begins with the member behind it: began all with the first, its link would carry
-/// what all receive, while the others' were idle.
+/// Copies the updates of the members of a group, of which rank `first` is the first, to their places in `out`, except those of
+/// `rank`, which are there. Each rank begins with the member behind it: if all began with the first, its link alone would carry
+/// all bytes while the others were idle.
 pub(super) fn copy_updates<B: Backend>(
     (backend, stream): (&B, &mut B::DeviceStream),
-    told: &OfMembers<SharedValues<B>, B::Event>,
+    posted: &OfMembers<SharedValues<B>, B::Event>,
     (first, rank): (usize, usize),
     cut: &Cut,
     mut out: ValuesMut<'_, B>,
     traffic: &mut Traffic,
 ) -> Result<()> {
-    let members = told.len();
+    let members = posted.len();
     for member in (1..members).map(|further| (rank - first + further) % members) {
-        let ((values, ready), range) = (&told[member], cut.of_rank(first + member));
+        let ((values, ready), range) = (&posted[member], cut.of_rank(first + member));
         if range.is_empty() {
             continue;
         }
@@ -137,9 +137,9 @@ pub(super) fn copy_updates<B: Backend>(
     Ok(())
 }
 
-/// Those of `told` whose lanes are of `node`.
-pub(super) fn within<'a, B: Backend>(told: &[&'a Sums<B>], node: Node) -> Vec<&'a Sums<B>> {
-    told.iter().filter(|sums| node.holds(sums.node)).copied().collect()
+/// The `posted` sums over lanes of `node`.
+pub(super) fn within<'a, B: Backend>(posted: &[&'a Sums<B>], node: Node) -> Vec<&'a Sums<B>> {
+    posted.iter().filter(|sums| node.holds(sums.node)).copied().collect()
 }
 
 impl<B: Backend> Communicator<B> for Threads<B> {
@@ -175,23 +175,23 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let told = self.inbox.sums(key)?;
+        let posted = self.inbox.sums(key)?;
         let own = cut.of_rank(self.rank);
-        // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
+        // Also where nothing is owned: a rank that has posted has gathered the parameters that this one is about to update.
         let place = (self.rank, own.len());
-        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
+        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
         let from = backend.record_timed(stream)?;
         if !own.is_empty() {
             let nodes = self.schedule.sums(key.round as usize)?;
             let elements = out.elements() / nodes.len();
             for (index, node) in nodes.into_iter().enumerate() {
                 let out = out.reborrow().sub(index * elements, elements)?;
-                let told = within(&sums, node);
-                sum_uses(&mut self.along_tree, (backend, stream), node, &told, &own, out)?;
+                let posted = within(&sums, node);
+                sum_uses(&mut self.along_tree, (backend, stream), node, &posted, &own, out)?;
             }
         }
         let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, key.bucket, told);
+        self.read.keep_sums(backend, &read, key.bucket, posted);
         Ok(())
     }
 
@@ -216,10 +216,10 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         out: ValuesMut<'_, B>,
     ) -> Result<()> {
         let from = backend.record_timed(stream)?;
-        let told = self.inbox.updates(key)?;
+        let posted = self.inbox.updates(key)?;
         let (ranks, traffic) = ((0, self.rank), &mut self.spent.traffic);
-        copy_updates((backend, stream), &told, ranks, cut, out, traffic)?;
-        self.read.keep_updates(backend, key, told);
+        copy_updates((backend, stream), &posted, ranks, cut, out, traffic)?;
+        self.read.keep_updates(backend, key, posted);
         self.spent.gathered((backend, stream), from)
     }
 }

@@ -7,8 +7,8 @@ use crate::error::{CollectiveError, Result};
 /// Ranks in groups, whose members read each other's memory, and groups in hosts.
 ///
 /// The ranks of a group follow each other, and so do the groups of a host: its lanes then do too, and are few nodes of the tree.
-/// Bytes between hosts cross a network and bytes between groups of one host do not, so that what many on a host need crosses
-/// once. For it each rank of another host has one rank here that it deals with, its *relay*: the rank at its own place. So where
+/// Bytes between hosts cross a network and bytes between groups of one host do not, so that bytes which several ranks of a host need
+/// cross once. For them each rank of another host exchanges bytes with one rank here, its *relay*: the rank at its own place. So where
 /// hosts have as many ranks, every rank is the relay of one rank of each other host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
@@ -64,7 +64,7 @@ impl Topology {
         &self.groups
     }
 
-    /// Whether a rank passes on what others have sent: there is more than one host, and one of them has several groups.
+    /// Whether a rank passes on chunks of others: there is more than one host, and one of them has several groups.
     pub fn has_relays(&self) -> bool {
         self.hosts.len() > 1 && self.hosts.len() < self.groups.len()
     }
@@ -100,13 +100,14 @@ impl Topology {
         position(&self.hosts, self.group_of(rank))
     }
 
-    /// The rank of `group` that deals with `rank` of another group of its host: that at the same place, as far as there are as many.
+    /// The rank of `group` that exchanges bytes with `rank` of another group of its host: the one at the same place, as far as there
+    /// are as many.
     pub(super) fn counterpart(&self, group: usize, rank: usize) -> usize {
         let (group, of_rank) = (&self.groups[group], &self.groups[self.group_of(rank)]);
         group.start + (rank - of_rank.start) % group.len()
     }
 
-    /// The rank of `host` that deals with `rank` of another host.
+    /// The rank of `host` that exchanges bytes with `rank` of another host.
     pub(super) fn relay(&self, host: usize, rank: usize) -> usize {
         let (ranks, of_rank) = (self.ranks_of(host), self.ranks_of(self.host_of(rank)));
         ranks.start + (rank - of_rank.start) % ranks.len()

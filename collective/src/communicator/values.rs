@@ -1,4 +1,4 @@
-//! What is gathered of parameters: what products read, and what is read in fp32 beside it.
+//! The gathered parameters: those that matrix products read, and those that are read in fp32 beside them.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub enum Values<'a, B: Backend> {
     Fp32(Slice<'a, B, f32>),
 }
 
-/// Where values go that other ranks have updated.
+/// The destination of values that other ranks have updated.
 pub enum ValuesMut<'a, B: Backend> {
     /// In the precision of activations.
     Rounded(SliceMut<'a, B, B::Activation>),

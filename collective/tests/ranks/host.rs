@@ -357,7 +357,7 @@ enum Missing {
     OfOthers,
 }
 
-/// From when any member says so, whatever a rank waits for; and it comes to wait for nothing more.
+/// From when any member aborts, every wait of a rank ends, and so does every later one.
 #[test]
 fn ranks_that_wait_for_their_group_or_another_are_ended() {
     const SOON: Duration = Duration::from_secs(20);

@@ -117,9 +117,9 @@ impl<B: Backend> Along<B> {
             left.lanes() == right.lanes() && left.lo.is_multiple_of(2 * left.lanes())
         };
         while self.nodes.last().is_some_and(|(left, _)| joins(*left, node)) {
-            let (left, mut room) = self.nodes.pop().unwrap();
-            device.accumulate(stream, SliceMut::all(&mut room), Slice::all(&sum))?;
-            (node, sum) = (Node { lo: left.lo, hi: node.hi }, room);
+            let (left, mut scratch) = self.nodes.pop().unwrap();
+            device.accumulate(stream, SliceMut::all(&mut scratch), Slice::all(&sum))?;
+            (node, sum) = (Node { lo: left.lo, hi: node.hi }, scratch);
         }
         self.nodes.push((node, sum));
         Ok(())
@@ -179,7 +179,7 @@ impl<'a, B: Backend> Rank<'a, B> {
             device.wait_for(compute, gathered).unwrap();
         }
         let rank = self.end.rank();
-        let mut room = std::mem::take(nodes).into_iter().flatten().map(|(_, buffer)| buffer);
+        let mut scratch = std::mem::take(nodes).into_iter().flatten().map(|(_, buffer)| buffer);
         for round in 0..self.schedule.rounds() {
             let mut of_round = Vec::new();
             for node in self.schedule.nodes(round, rank..rank + 1).unwrap() {
@@ -188,8 +188,8 @@ impl<'a, B: Backend> Rank<'a, B> {
                     let mut pinned = device.pinned::<f32>(elements).unwrap();
                     let values = device.pinned_values_mut(&mut pinned).unwrap();
                     values.copy_from_slice(&addend(step, lane as usize, elements));
-                    let mut sum = match sums.nodes.is_empty().then(|| room.next()).flatten() {
-                        Some(room) => room,
+                    let mut sum = match sums.nodes.is_empty().then(|| scratch.next()).flatten() {
+                        Some(scratch) => scratch,
                         None => device.allocate(compute, elements).unwrap(),
                     };
                     device.write_async(compute, SliceMut::all(&mut sum), &pinned, 0).unwrap();
@@ -224,12 +224,12 @@ impl<'a, B: Backend> Rank<'a, B> {
             let nodes = self.schedule.sums(round).unwrap();
             for (bucket, cut) in cuts.iter().enumerate() {
                 let elements = cut.of_rank(end.rank()).len();
-                let mut room = device.allocate::<f32>(state, elements * nodes.len())?;
+                let mut scratch = device.allocate::<f32>(state, elements * nodes.len())?;
                 let key = Key { round: round as u32, ..Key::new(step, bucket as u32) };
-                end.reduce_scatter(*device, state, key, cut, SliceMut::all(&mut room))?;
+                end.reduce_scatter(*device, state, key, cut, SliceMut::all(&mut scratch))?;
                 for (index, &node) in nodes.iter().enumerate().filter(|_| elements > 0) {
                     let mut sum = device.allocate(state, elements)?;
-                    let from = Slice::new(&room, index * elements, elements)?;
+                    let from = Slice::new(&scratch, index * elements, elements)?;
                     device.copy(state, SliceMut::all(&mut sum), from)?;
                     sums[bucket].push(*device, state, node, sum)?;
                 }

@@ -96,18 +96,22 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
     for (end, device) in ends.iter().zip(&devices) {
         end.post().sums(device, &mut stream, Key::new(7, 3), &[(node, &sums)], uses).unwrap();
     }
-    let room = SliceMut::all(&mut out);
-    let error =
-        ends[0].reduce_scatter(&devices[0], &mut stream, Key::new(7, 3), &cut, room).err().unwrap();
+    let scratch = SliceMut::all(&mut out);
+    let error = ends[0]
+        .reduce_scatter(&devices[0], &mut stream, Key::new(7, 3), &cut, scratch)
+        .err()
+        .unwrap();
     let twice = CollectiveError::DuplicateNode { node, present: node };
     assert!(matches!(&error, CommunicatorError::Collective(found) if *found == twice), "{error}");
     for _ in 0..2 {
         let post = ends[0].post();
         post.sums(&devices[0], &mut stream, Key::new(8, 3), &[(node, &sums)], uses).unwrap();
     }
-    let room = SliceMut::all(&mut out);
-    let error =
-        ends[1].reduce_scatter(&devices[1], &mut stream, Key::new(8, 3), &cut, room).err().unwrap();
+    let scratch = SliceMut::all(&mut out);
+    let error = ends[1]
+        .reduce_scatter(&devices[1], &mut stream, Key::new(8, 3), &cut, scratch)
+        .err()
+        .unwrap();
     let expected = "rank 0 posted the sums of bucket 3 at step 9 twice";
     assert_eq!(error.to_string(), expected);
 }

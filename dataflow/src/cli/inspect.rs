@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Blueprint, Family, ModelConfig};
 use tidemill_streaming_data::data_set::index::{INDEX_FILE, Selection, Version, versions};
-use tidemill_streaming_data::order::survey::Survey;
+use tidemill_streaming_data::order::statistics::OrderStatistics;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::prepare::DataReport;
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
@@ -176,15 +176,16 @@ fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
         let window_samples = arguments.window_samples;
         let shuffle = ShuffleSettings { order, window_samples, seed: 17 };
         let mixture = Mixture::of(data_set.clone(), shuffle)?;
-        let survey = Survey::new(&mixture, arguments.batch, arguments.cache_limit_bytes);
-        facts.insert("bytes".to_owned(), survey.bytes.into());
+        let statistics =
+            OrderStatistics::new(&mixture, arguments.batch, arguments.cache_limit_bytes);
+        facts.insert("bytes".to_owned(), statistics.bytes.into());
         let rounded = |value: f64| (value * 10.0).round() / 10.0;
         let of_order = json!({
-            "effective_batch": rounded(survey.effective_batch),
-            "shards_per_batch": rounded(survey.shards_per_batch),
-            "bytes_before_first_batch": survey.first_batch_bytes,
-            "smallest_cache_bytes": survey.cache_bytes,
-            "reads_per_shard": survey.reads_per_shard.map(rounded),
+            "effective_batch": rounded(statistics.effective_batch),
+            "shards_per_batch": rounded(statistics.shards_per_batch),
+            "bytes_before_first_batch": statistics.first_batch_bytes,
+            "smallest_cache_bytes": statistics.cache_bytes,
+            "reads_per_shard": statistics.reads_per_shard.map(rounded),
         });
         facts.insert(format!("shuffle {order}"), of_order);
     }

@@ -1,4 +1,4 @@
-//! 50 million samples in 5,000 shards: opened, gone on with at a far position, and looked up.
+//! 50 million samples in 5,000 shards: opened, resumed at a far position, and looked up.
 
 use std::{hint::black_box, sync::Arc};
 

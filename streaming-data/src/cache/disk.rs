@@ -5,23 +5,23 @@
 //! plant a shard for another. It lands in a part file beside the others, which is renamed when it is
 //! whole.
 //!
-//! There is no shared memory: who uses a file holds a lock on the file itself, which the kernel
-//! releases when a process ends, however it ends.
+//! Processes share no memory: a process that uses a file holds a lock on the file itself, which the
+//! kernel releases when the process ends, however it ends.
 //!
 //! | file | lock held | what it means |
 //! |---|---|---|
-//! | `tidemill-<key>-<bytes>.shard` | shared | is being read: is not dropped |
-//! | `tidemill-<key>-<bytes>.<process>-<n>.part` | exclusive | is being downloaded |
-//! | the same | none | its process died: whoever finds it removes it |
-//! | `tidemill.lock` | exclusive | files are being made, renamed, counted or dropped, which takes no time |
+//! | `tidemill-<key>-<bytes>.shard` | shared | the shard is being read, and is not dropped |
+//! | `tidemill-<key>-<bytes>.<process>-<n>.part` | exclusive | the shard is being downloaded |
+//! | the same | none | its process died: the next process that finds it removes it |
+//! | `tidemill.lock` | exclusive | files are being made, renamed, counted or dropped, which takes very little time |
 //!
 //! Contract:
-//! - No file is ever removed whose name is not of this scheme.
-//! - A part file has its full length from its beginning, so that adding up lengths counts what is
-//!   on its way. Room is made before a part file is: within a limit the folder never exceeds it.
-//! - What is found is hashed before its first use in a process. A shard without a hash in an index
-//!   has its footer compared with what it was on opening and its row groups with what that says, as
-//!   far as it does; it was synced before it was renamed.
+//! - A file with a name outside of this scheme is never removed.
+//! - A part file has its full length from its beginning, so that the sum of lengths counts downloads
+//!   too. Shards are evicted before a part file is made: the folder never exceeds its limit.
+//! - A shard is hashed before its first use in a process. Where no index states a hash, its footer is
+//!   compared with the one from the opening of the data set, and its row groups with the hashes that the
+//!   footer states; such a shard was synced before it was renamed.
 //! - The folder must be on a file system with locks (`flock`), as local ones and NFS are.
 
 use std::{
@@ -57,76 +57,77 @@ const LOCK_FILE: &str = "tidemill.lock";
 pub(crate) struct ShardCache {
     folder: PathBuf,
     limit_bytes: Option<u64>,
-    /// Files that were found to be right, by when they were written.
+    /// Verified files, and when each was written.
     verified: Mutex<HashMap<Key, SystemTime>>,
 }
 
-/// How long the folder's lock is tried for, and how often.
+/// For how long the folder's lock is tried, and the pause between two attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(600);
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Part files of this process are told apart by this.
+/// Numbers the part files of this process.
 static PARTS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a shard can be downloaded into the cache now.
-pub(crate) enum Room {
-    /// It can, into this.
-    Part(Box<Part>),
-    /// Somebody else is at it.
-    OnItsWay,
-    /// Not before something is dropped that may not be dropped now.
-    None,
+/// The answer to a shard that asks to be downloaded into the cache.
+pub(crate) enum Admission {
+    /// The shard may be downloaded into this part file.
+    Granted(Box<Part>),
+    /// Another process or thread downloads the shard, or has just done so.
+    InProgress,
+    /// The cache is full of shards that may not be evicted now, or the need ahead of which was asked has passed.
+    Full,
 }
 
-/// How soon a shard is needed for which there is to be room.
+/// How soon a shard is needed, which decides what may be evicted for it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Urgency {
-    /// At once: all may be dropped for it that is not needed as soon.
+pub(crate) enum Priority {
+    /// At once: every shard that is needed later may be evicted for it.
     Now,
-    /// As `Now`, and what another is at is not waited for any longer: it may stand still.
-    AtLast,
-    /// As the one of this rank in the order of need. If that need has passed there is no room; for
-    /// it only what is needed after the one of rank `before` is dropped.
+    /// As `Now`, and another process's download of the shard is no longer waited for: it may have stalled.
+    Overdue,
+    /// Ahead of its need: it is number `rank` in the order of need. It is not admitted once that need
+    /// has passed, and only shards needed after number `before` are evicted for it.
     Ahead { rank: u64, before: u64 },
 }
 
-impl Urgency {
-    /// Only what is needed after the one of this rank may be dropped.
+impl Priority {
+    /// Only shards needed after this number in the order of need may be evicted.
     fn before(self) -> u64 {
         match self {
-            Urgency::Now | Urgency::AtLast => 0,
-            Urgency::Ahead { before, .. } => before,
+            Priority::Now | Priority::Overdue => 0,
+            Priority::Ahead { before, .. } => before,
         }
     }
 }
 
-/// What can be had on a disk that is full.
-pub(crate) enum Freed {
-    /// A shard was dropped.
-    One,
-    /// None may be; but others are on their way, and can be dropped when they have arrived.
-    Later,
-    None,
+/// The answer to an eviction on a full disk.
+pub(crate) enum Eviction {
+    /// A shard was evicted.
+    Done,
+    /// No shard may be evicted now, but some are being downloaded and may be evicted afterwards.
+    Pending,
+    /// No shard may be evicted, and none is being downloaded.
+    Impossible,
 }
 
-/// What is known of the shards of the cache, by the one who makes room.
-pub(crate) trait Future {
-    /// When a shard is needed again: the larger, the later; none for never, as far as is known.
+/// The future uses of cached shards, as far as this process knows them.
+pub(crate) trait FutureUse {
+    /// When a shard is needed again: the larger, the later; none where no use is known.
     fn next_use(&self, key: &Key) -> Option<u64>;
 
-    /// A shard was dropped.
-    fn dropped(&self, key: &Key);
+    /// A shard was evicted.
+    fn evicted(&self, key: &Key);
 }
 
-/// What is in the cache, of all shards and of one.
-struct Survey {
+/// Bytes in the cache, and the state of one shard there.
+struct Usage {
     /// Bytes of all files.
     held_bytes: u64,
-    is_there: bool,
-    is_on_its_way: bool,
+    is_cached: bool,
+    is_downloading: bool,
 }
 
-/// A file of the cache that is not in anybody's way to be dropped.
+/// A file of the cache that may be evicted unless a process uses it.
 struct Candidate {
     key: Key,
     path: PathBuf,
@@ -135,7 +136,7 @@ struct Candidate {
 }
 
 impl ShardCache {
-    /// Opens the folder, which is made where there is none, and removes what dead processes left.
+    /// Opens the folder, which is made where there is none, and removes part files of dead processes.
     ///
     /// # Errors
     /// [`DataError::Io`] when the folder cannot be made, read, written or locked.
@@ -155,8 +156,8 @@ impl ShardCache {
         self.limit_bytes
     }
 
-    /// The shard of a key if it is there and is right, held so that nobody drops it. What is there
-    /// and is wrong is removed.
+    /// The cached shard of a key, locked so that no process evicts it. A cached file with wrong content
+    /// is removed.
     pub(crate) fn find(&self, key: &Key, known: &Shard) -> Result<Option<ShardFile>, DataError> {
         let place = self.folder.join(Name::Shard(*key).to_string());
         let file = match File::open(&place) {
@@ -166,7 +167,7 @@ impl ShardCache {
         };
         match file.try_lock_shared() {
             Ok(()) => {}
-            // It is being dropped.
+            // Another process evicts it.
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => {
                 return Err(DataError::io("lock cached shard", place)(error));
@@ -192,7 +193,7 @@ impl ShardCache {
             };
         if !is_right {
             let _locked = self.lock_folder()?;
-            // Another may have found the same, and put the right one there.
+            // Another process may have found the same, and have put the right file there.
             if fs::metadata(&place).is_ok_and(|there| is_same_file(&there, &opened)) {
                 remove(&place)?;
             }
@@ -203,30 +204,30 @@ impl ShardCache {
         Ok(Some(shard.verified()))
     }
 
-    /// Makes room for a shard and begins it, unless somebody has begun it. What is dropped for it
-    /// is not in use, and needed last. The future is asked for when nobody else can drop anything:
-    /// what it says while one waits for that would be of the past.
-    pub(crate) fn begin<F: Future>(
+    /// Evicts for a shard and begins its part file, unless its download has begun already. The shards that
+    /// are evicted are not in use, and are needed last. `future` is called under the folder's lock: an
+    /// answer from before the wait for the lock would be out of date.
+    pub(crate) fn admit<F: FutureUse>(
         &self,
         key: &Key,
-        urgency: Urgency,
+        priority: Priority,
         future: impl FnOnce() -> F,
-    ) -> Result<Room, DataError> {
+    ) -> Result<Admission, DataError> {
         let _locked = self.lock_folder()?;
-        let Survey { held_bytes, is_there, is_on_its_way } = self.survey(key)?;
-        if is_there || (is_on_its_way && !matches!(urgency, Urgency::AtLast)) {
-            return Ok(Room::OnItsWay);
+        let Usage { held_bytes, is_cached, is_downloading } = self.usage_of(key)?;
+        if is_cached || (is_downloading && !matches!(priority, Priority::Overdue)) {
+            return Ok(Admission::InProgress);
         }
         let future = &future();
-        if let Urgency::Ahead { rank, .. } = urgency
+        if let Priority::Ahead { rank, .. } = priority
             && future.next_use(key).is_none_or(|next| next > rank)
         {
-            return Ok(Room::None);
+            return Ok(Admission::Full);
         }
         if let Some(limit) = self.limit_bytes {
             let excess = (held_bytes.saturating_add(key.bytes())).saturating_sub(limit);
-            if excess > 0 && !self.drop_files(excess, urgency.before(), future)? {
-                return Ok(Room::None);
+            if excess > 0 && !self.evict(excess, priority.before(), future)? {
+                return Ok(Admission::Full);
             }
         }
         loop {
@@ -236,7 +237,7 @@ impl ShardCache {
             let mut options = OpenOptions::new();
             let file = match options.read(true).write(true).create_new(true).open(&path) {
                 Ok(file) => file,
-                // Of a process with the same number, in another container.
+                // Another container has a process of the same number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(DataError::io("create", path)(error)),
             };
@@ -245,28 +246,28 @@ impl ShardCache {
                 .try_lock()
                 .map_err(|error| DataError::io("lock", &part.path)(error.into()))?;
             part.file.set_len(key.bytes()).map_err(DataError::io("make room for", &part.path))?;
-            return Ok(Room::Part(Box::new(part)));
+            return Ok(Admission::Granted(Box::new(part)));
         }
     }
 
-    /// Makes room on a disk that is full: drops the shard that is needed last, if that can be.
-    pub(crate) fn drop_one<F: Future>(
+    /// Evicts the shard that is needed last, on a disk that is full.
+    pub(crate) fn evict_one<F: FutureUse>(
         &self,
-        urgency: Urgency,
+        priority: Priority,
         future: impl FnOnce() -> F,
-    ) -> Result<Freed, DataError> {
+    ) -> Result<Eviction, DataError> {
         let _locked = self.lock_folder()?;
-        if self.drop_files(1, urgency.before(), &future())? {
-            return Ok(Freed::One);
+        if self.evict(1, priority.before(), &future())? {
+            return Ok(Eviction::Done);
         }
         let is_part = |(name, _): &(Name, PathBuf)| matches!(name, Name::Part { .. });
-        let is_on_its_way = self.files()?.iter().any(is_part);
-        Ok(if is_on_its_way { Freed::Later } else { Freed::None })
+        let is_downloading = self.files()?.iter().any(is_part);
+        Ok(if is_downloading { Eviction::Pending } else { Eviction::Impossible })
     }
 
-    /// Puts a whole part of a shard in its place; or says what is wrong with it when it is not what
-    /// it should be, and removes it.
-    pub(crate) fn land(
+    /// Verifies a complete part file and renames it to its shard; of a wrong one, removes the part file and
+    /// answers what is wrong.
+    pub(crate) fn complete(
         &self,
         mut part: Box<Part>,
         known: &Shard,
@@ -282,7 +283,7 @@ impl ShardCache {
             if let Err(wrong) = known.check_parts(&shard)? {
                 return Ok(Err(wrong));
             }
-            // Nothing else might tell a file of zeros after a power cut from the real one.
+            // After a power cut a file of zeros might else pass for the real one.
             part.file.sync_data().map_err(io)?;
         }
         let written = part.file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?;
@@ -290,38 +291,38 @@ impl ShardCache {
         {
             let _locked = self.lock_folder()?;
             fs::rename(&part.path, &place).map_err(io)?;
-            // While the folder is locked nobody drops what has no lock for a moment.
+            // Between the two locks the file is unlocked: the folder's lock keeps it from being evicted.
             let shared = file.unlock().and_then(|()| file.lock_shared());
             shared.map_err(DataError::io("lock cached shard", &place))?;
         }
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         verified.insert(part.key, written);
-        // Its name is no longer there to be removed.
+        // Dropping the part must not remove the renamed file.
         part.path = PathBuf::new();
         Ok(Ok(shard.verified()))
     }
 
-    /// Looks at all files of the cache, of which those of dead processes are removed.
-    fn survey(&self, of: &Key) -> Result<Survey, DataError> {
-        let mut survey = Survey { held_bytes: 0, is_there: false, is_on_its_way: false };
+    /// Adds up all files of the cache, and removes part files of dead processes.
+    fn usage_of(&self, of: &Key) -> Result<Usage, DataError> {
+        let mut usage = Usage { held_bytes: 0, is_cached: false, is_downloading: false };
         for (name, path) in self.files()? {
             match name {
-                Name::Shard(key) => survey.is_there |= key == *of,
+                Name::Shard(key) => usage.is_cached |= key == *of,
                 Name::Part { .. } if is_dead(&path)? => {
                     remove(&path)?;
                     continue;
                 }
-                Name::Part { key, .. } => survey.is_on_its_way |= key == *of,
+                Name::Part { key, .. } => usage.is_downloading |= key == *of,
             }
-            // A file that went away since is none.
+            // A file that is gone by now counts as empty.
             let bytes = path.metadata().map_or(0, |metadata| metadata.len());
-            survey.held_bytes = survey.held_bytes.saturating_add(bytes);
+            usage.held_bytes = usage.held_bytes.saturating_add(bytes);
         }
-        Ok(survey)
+        Ok(usage)
     }
 
-    /// Drops files until so many bytes are free, those needed last first; whether they are.
-    fn drop_files(&self, bytes: u64, before: u64, future: &dyn Future) -> Result<bool, DataError> {
+    /// Evicts shards, those needed last first, until so many bytes are free; whether they are.
+    fn evict(&self, bytes: u64, before: u64, future: &dyn FutureUse) -> Result<bool, DataError> {
         let mut candidates = Vec::new();
         for (name, path) in self.files()? {
             let Name::Shard(key) = name else { continue };
@@ -331,17 +332,17 @@ impl ShardCache {
                 candidates.push(Candidate { key, path, bytes, next_use });
             }
         }
-        // Never again, then latest first; names last, so that the order is one.
+        // Shards that are never needed again come first, then those that are needed latest.
         candidates.sort_by_key(|candidate| {
             (candidate.next_use.is_some(), u64::MAX - candidate.next_use.unwrap_or(0))
         });
-        // Locked before any is dropped: nothing is lost where room cannot be made anyway.
+        // All are locked before any is removed: no shard is lost where the bytes cannot be freed.
         let (mut free, mut dropped) = (0, Vec::new());
         for candidate in candidates {
             if free >= bytes {
                 break;
             }
-            // What another user put there can be read, and not be dropped.
+            // A file of another user can be read, but not be evicted.
             if let Ok(Attempt::Taken(lock)) = Lock::attempt_existing(&candidate.path) {
                 free += candidate.bytes;
                 dropped.push((candidate, lock));
@@ -352,12 +353,12 @@ impl ShardCache {
         }
         for (candidate, _locked) in &dropped {
             remove(&candidate.path)?;
-            future.dropped(&candidate.key);
+            future.evicted(&candidate.key);
         }
         Ok(true)
     }
 
-    /// Removes the part files of processes that are no more. The folder is locked.
+    /// Removes the part files of dead processes. The caller holds the folder's lock.
     fn remove_dead_parts(&self) -> Result<(), DataError> {
         for (name, path) in self.files()? {
             if matches!(name, Name::Part { .. }) && is_dead(&path)? {
@@ -367,7 +368,7 @@ impl ShardCache {
         Ok(())
     }
 
-    /// The files that are named as ours are.
+    /// The files of the cache, by their names.
     fn files(&self) -> Result<Vec<(Name, PathBuf)>, DataError> {
         let io = |error| DataError::io("list cache", &self.folder)(error);
         let mut files = Vec::new();
@@ -402,13 +403,13 @@ impl ShardCache {
     }
 }
 
-/// Whether nobody holds the lock of a part file.
+/// Whether no process holds the lock of a part file.
 fn is_dead(path: &Path) -> Result<bool, DataError> {
     match Lock::attempt_existing(path) {
         Ok(Attempt::Taken(_) | Attempt::Gone) => Ok(true),
         Ok(Attempt::Held(_)) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        // Another user's, who removes it.
+        // A part file of another user, whose processes remove it.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
         Err(error) => Err(DataError::io("lock", path)(error)),
     }
@@ -446,7 +447,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // Where this fails, the next who opens the cache removes it.
+            // Where this fails, the next process that opens the cache removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }

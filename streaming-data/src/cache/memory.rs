@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-/// What a value costs.
+/// The cost of a value.
 pub(crate) trait Weigh {
     /// Memory that the value holds.
     fn weight_bytes(&self) -> usize;
@@ -30,7 +30,7 @@ pub(crate) struct BoundedCache<K, V> {
     bound_bytes: usize,
     content: Mutex<Content<K, V>>,
     loaded: Condvar,
-    /// How often that has happened.
+    /// How often a load has ended.
     loads: AtomicU64,
 }
 
@@ -80,7 +80,7 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         self.load(key, content, load)
     }
 
-    /// Loads a value that nobody holds or loads.
+    /// Loads a value that is neither held nor being loaded.
     fn load<E>(
         &self,
         key: K,
@@ -103,8 +103,8 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         Ok(value)
     }
 
-    /// The value of the key, loaded when it is not held; none while another thread loads it, and
-    /// where it would have to be loaded and may not be.
+    /// The value of the key, loaded when it is not held and `may_load`; none while another thread loads
+    /// it, and when it is not held and may not be loaded.
     pub(crate) fn try_get_or_load<E>(
         &self,
         key: K,
@@ -121,12 +121,12 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         self.load(key, content, load).map(Some)
     }
 
-    /// A number that is another one after a thread has loaded a value, or failed to.
+    /// How often a thread has loaded a value, or failed to.
     pub(crate) fn loads(&self) -> u64 {
         self.loads.load(Ordering::Acquire)
     }
 
-    /// Whether the value is held, or on its way.
+    /// Whether the value is held or being loaded.
     pub(crate) fn holds(&self, key: &K) -> bool {
         self.lock().entries.contains_key(key)
     }
@@ -180,12 +180,12 @@ impl<K: Copy + Eq + Hash, V> Content<K, V> {
     }
 }
 
-/// A key that is being loaded. Dropping it wakes those who wait, and gives up the key if no value
+/// A key that is being loaded. Dropping this wakes the threads that wait, and releases the key if no value
 /// came.
 struct Claim<'a, K: Copy + Eq + Hash, V: Weigh> {
     cache: &'a BoundedCache<K, V>,
     key: K,
-    /// Whether nothing has come in its place.
+    /// Whether the key still has no value.
     is_held: bool,
 }
 

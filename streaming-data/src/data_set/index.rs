@@ -1,10 +1,10 @@
-//! `index.json`: what a data set is, without opening a shard.
+//! `index.json`: a description of a data set, so that no shard has to be opened for it.
 //!
 //! Opening a data set of thousands of shards must not read thousands of footers, and a stream's
 //! identity must not depend on where the data lies. So the index states for every shard how many
 //! samples it has, and the size and hash of its file; the order of the entries is the stored order.
-//! Where it states the footer of a shard as well, what is read of it in parts can be verified without
-//! the rest: the footer by this, the row groups by what the footer says of them.
+//! Where it states the hash of a shard's footer as well, parts of the shard can be verified without the rest:
+//! the footer by this hash, the row groups by the hashes that the footer states.
 //!
 //! Contract: [`Index::to_bytes`] is a pure function of the value (fixed order of keys, a newline
 //! at the end), so that equal data sets have equal indexes. Reading ignores keys it does not know
@@ -86,10 +86,10 @@ pub struct Index {
     pub row_group_samples: u64,
     /// The columns of every shard.
     pub columns: Vec<Column>,
-    /// What was left out of the documents, where anything was to be.
+    /// The documents and lines that were left out, where any were to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<Selection>,
-    /// What is known of the documents, where the data set can be kept up to date.
+    /// The records of the documents, where the data set can be kept up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateEntry>,
     /// The shards in stored order.
@@ -178,7 +178,7 @@ impl Index {
         Index::from_bytes(&bytes, &path)
     }
 
-    /// Parses and checks an index; `path` is what errors name.
+    /// Parses and checks an index; errors name `path`.
     ///
     /// # Errors
     /// [`DataError::StillPreparing`], [`DataError::IndexSyntax`], [`DataError::IndexVersion`],
@@ -211,7 +211,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The rules across fields; `path` is what errors name.
+    /// The rules across fields; errors name `path`.
     ///
     /// # Errors
     /// As [`Index::from_bytes`].

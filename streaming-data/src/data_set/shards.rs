@@ -1,8 +1,8 @@
-//! Shards in a stored order, whatever their rows are: where they are, what is read of them for all
-//! who read them, and what every one of them must be.
+//! Shards in a stored order, with rows of any kind: where they are, the footers and open files that all
+//! readers share, and the checks that every shard must pass.
 //!
-//! [`DataSet`](crate::DataSet) adds what rows of tokens are, [`Table`](crate::data_set::table::Table) what
-//! rows of any columns are.
+//! [`DataSet`](crate::DataSet) adds rows of tokens, [`Table`](crate::data_set::table::Table) rows of any
+//! columns.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,7 +30,7 @@ pub(crate) use opening::Opened;
 /// Memory for footers that may be needed again; one takes about 1 KB per row group.
 const FOOTERS_BYTES: usize = 32 << 20;
 
-/// Files that are open because they may be needed again.
+/// Files that stay open because they may be needed again.
 const OPEN_FILES: usize = 256;
 
 /// See the [module](self). Clones share everything.
@@ -53,7 +53,7 @@ struct Content {
     files: BoundedCache<usize, ShardFile>,
 }
 
-/// What a remote folder is read with.
+/// A remote folder, and the settings to read it with.
 #[derive(Clone)]
 pub(crate) struct Remote {
     pub(crate) folder: RemoteFolder,
@@ -62,11 +62,11 @@ pub(crate) struct Remote {
 
 /// Where shards are read from.
 pub(crate) trait Files {
-    /// A shard to read from. It is held while it is read, and not longer.
+    /// A shard to read from, held only while it is read.
     fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError>;
 }
 
-/// The shards of a folder, and what tells them from others.
+/// The shards of a folder, and their identity.
 struct Listed {
     rows: RowKind,
     fingerprint: ContentHash,
@@ -89,7 +89,7 @@ fn shards_of(index: &Index, location: &Location) -> Vec<Shard> {
     index.shards.iter().map(shard).collect()
 }
 
-/// What the first shard says of all, and something else for the caller.
+/// The form of rows that the first shard gives for all, and a value for the caller.
 pub(crate) type OfFirst<'a, T> =
     dyn Fn(&Footer, &ShardFile) -> Result<(RowKind, T), DataError> + 'a;
 
@@ -110,7 +110,7 @@ impl Shards {
         Shards { content: Arc::new(content) }
     }
 
-    /// Keeps what was read of the first shard before it was known what its rows are.
+    /// Keeps the footer of the first shard, which was read before the form of its rows was known.
     fn with_first(self, file: ShardFile, footer: Footer) -> Shards {
         self.content.files.put(0, file);
         self.content.footers.put(0, footer);
@@ -127,12 +127,12 @@ impl Shards {
         &self.content.location
     }
 
-    /// What it is read with, where it is remote.
+    /// The remote folder and its settings, where it is remote.
     pub(crate) fn remote(&self) -> Option<&Remote> {
         self.content.remote.as_ref()
     }
 
-    /// What every row must be.
+    /// The form of every row.
     pub(crate) fn rows(&self) -> &RowKind {
         &self.content.rows
     }
@@ -189,7 +189,7 @@ fn open(shard: &Shard, remote: Option<&Remote>) -> Result<ShardFile, DataError> 
     }
 }
 
-/// The path, or the text of the URL, for what works with paths.
+/// The path, or the text of the URL, for callers that work with paths.
 fn path_of(location: &Location) -> PathBuf {
     location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
 }

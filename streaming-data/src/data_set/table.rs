@@ -1,6 +1,6 @@
 //! Rows of any columns, streamed in the canonical order as Arrow record batches.
 //!
-//! A [`Table`] is a folder or URL of Parquet files of one schema, whatever it is; an `index.json` of
+//! A [`Table`] is a folder or URL of Parquet files of one schema, which may be any; an `index.json` of
 //! [`prepare`](crate::prepare) is used where there is one, for hashes and sizes. Of each file only the
 //! columns that are asked for are read. The order is that of [`crate::order`]: a pure function of the
 //! numbers of rows and the settings, random-access, the same for any number of readers.
@@ -83,7 +83,7 @@ pub enum Columns {
     Named(Vec<String>),
 }
 
-/// Parquet files of one schema; see the [module](self). Clones share what has been read.
+/// Parquet files of one schema; see the [module](self). Clones share footers and open files.
 #[derive(Clone)]
 pub struct Table {
     shards: Shards,
@@ -146,7 +146,7 @@ impl Table {
         self.shards.order(shuffle)
     }
 
-    /// What a stream of the rows depends on, for a [`Cursor`](crate::order::cursor::Cursor); the columns
+    /// The identity of a stream of the rows, on which they depend: for a [`Cursor`](crate::order::cursor::Cursor); the columns
     /// that are read do not enter. `seq_len` is 0.
     pub fn identity(&self, shuffle: ShuffleSettings) -> StreamIdentity {
         StreamIdentity {
@@ -158,7 +158,7 @@ impl Table {
         }
     }
 
-    /// The shards, whatever their rows are.
+    /// The shards, with rows of any kind.
     pub(crate) fn all(&self) -> &Shards {
         &self.shards
     }
@@ -200,7 +200,7 @@ fn projected(schema: &SchemaRef, columns: &Columns, path: &Path) -> Result<Schem
         if names.iter().filter(|other| other == &name).count() > 1 {
             return Err(wrong(format!("column {name} twice"), "every column once"));
         }
-        // Shards may differ in what can be null.
+        // Shards may differ in the columns that can be null.
         fields.push(Field::new(*name, field.data_type().clone(), true));
     }
     if fields.is_empty() {
@@ -218,7 +218,7 @@ pub struct RowBatch {
     pub rows: RecordBatch,
 }
 
-/// What a [`TableDecoder`] may use; nothing here changes a row.
+/// The resources of a [`TableDecoder`]; none of them changes a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSettings {
     /// Threads that read and decode.
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
     use crate::prepare::{ByteTokenizer, PrepareSettings, prepare};
 
-    /// The first shard says what the columns are: it is looked at once, not again for its rows.
+    /// The first shard defines the columns: its footer is read once, and not again for its rows.
     #[test]
     fn what_was_read_of_the_first_shard_is_kept() {
         let folder = tempfile::tempdir().unwrap();

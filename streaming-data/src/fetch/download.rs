@@ -3,54 +3,60 @@
 use std::{collections::HashMap, io, sync::Arc};
 
 use super::{
-    crew::{Crew, Fetched},
-    neighbours::{Ranks, Upcoming},
+    prefetcher::{Fetched, Prefetcher},
+    registry::{Ranks, UpcomingUses},
 };
 use crate::{
-    cache::disk::{Freed, Room, ShardCache, Urgency},
+    cache::disk::{Admission, Eviction, Priority, ShardCache},
     error::DataError,
     shard::FETCHES,
 };
 
-impl Crew {
-    /// Makes room for a shard in the cache.
-    pub(super) fn make_room(
+impl Prefetcher {
+    /// Asks the cache to admit a shard.
+    pub(super) fn admit(
         &self,
         cache: &ShardCache,
         shard: usize,
-        urgency: Urgency,
-    ) -> Result<Room, DataError> {
-        cache.begin(&self.keys[shard], urgency, || Upcoming::of(cache.folder()))
+        priority: Priority,
+    ) -> Result<Admission, DataError> {
+        cache.admit(&self.keys[shard], priority, || UpcomingUses::of(cache.folder()))
     }
 
-    /// Makes room on a disk that is full, though the limit is not reached.
-    fn make_room_on_disk(&self, cache: &ShardCache, urgency: Urgency) -> Result<Freed, DataError> {
+    /// Evicts a shard where the disk is full, though the limit is not reached.
+    fn evict_on_full_disk(
+        &self,
+        cache: &ShardCache,
+        priority: Priority,
+    ) -> Result<Eviction, DataError> {
         if cache.limit_bytes().is_none() {
-            // What others put into the folder, and keep there, is theirs.
-            return Ok(Freed::None);
+            // Without a limit nothing in the folder is evicted.
+            return Ok(Eviction::Impossible);
         }
-        match cache.drop_one(urgency, || Upcoming::of(cache.folder()))? {
-            // What is not needed yet can wait.
-            Freed::None if matches!(urgency, Urgency::Ahead { .. }) => Ok(Freed::Later),
+        match cache.evict_one(priority, || UpcomingUses::of(cache.folder()))? {
+            // A shard that is not needed yet can wait.
+            Eviction::Impossible if matches!(priority, Priority::Ahead { .. }) => {
+                Ok(Eviction::Pending)
+            }
             freed => Ok(freed),
         }
     }
 
-    /// Downloads a shard for which room was made, where it was.
+    /// Downloads a shard, where it was admitted.
     pub(super) fn fetch(
         &self,
         cache: &ShardCache,
         shard: usize,
-        urgency: Urgency,
-        mut room: Room,
+        priority: Priority,
+        mut admission: Admission,
     ) -> Result<Fetched, DataError> {
         let entry = &self.shards.shards()[shard];
         let mut downloads = 0;
         loop {
-            let mut part = match room {
-                Room::Part(part) => part,
-                Room::OnItsWay => return Ok(Fetched::OnItsWay),
-                Room::None => return Ok(Fetched::NoRoom),
+            let mut part = match admission {
+                Admission::Granted(part) => part,
+                Admission::InProgress => return Ok(Fetched::InProgress),
+                Admission::Full => return Ok(Fetched::CacheFull),
             };
             let download = self
                 .folder
@@ -59,10 +65,10 @@ impl Crew {
                 Ok(()) => {}
                 Err(DataError::Io { source, .. }) if is_full(&source) => {
                     drop(part);
-                    match self.make_room_on_disk(cache, urgency)? {
-                        Freed::One => room = self.make_room(cache, shard, urgency)?,
-                        Freed::Later => return Ok(Fetched::NoRoom),
-                        Freed::None => {
+                    match self.evict_on_full_disk(cache, priority)? {
+                        Eviction::Done => admission = self.admit(cache, shard, priority)?,
+                        Eviction::Pending => return Ok(Fetched::CacheFull),
+                        Eviction::Impossible => {
                             let io = DataError::io("keep a shard in cache", cache.folder());
                             return Err(io(source));
                         }
@@ -71,20 +77,20 @@ impl Crew {
                 }
                 Err(error) => return Err(entry.error_of(error)),
             }
-            match cache.land(part, entry)? {
-                Ok(file) => return Ok(Fetched::Landed(Arc::new(file))),
+            match cache.complete(part, entry)? {
+                Ok(file) => return Ok(Fetched::Done(Arc::new(file))),
                 Err(wrong) => {
                     downloads += 1;
                     if downloads == FETCHES {
                         return Err(wrong);
                     }
-                    room = self.make_room(cache, shard, urgency)?;
+                    admission = self.admit(cache, shard, priority)?;
                 }
             }
         }
     }
 
-    /// In which order the shards are needed next.
+    /// How many other shards are needed before each.
     pub(super) fn ranks(&self) -> Ranks {
         let (ranks, position) = {
             let state = self.lock();
@@ -94,7 +100,7 @@ impl Crew {
             return ranks;
         }
         let mut ranks = HashMap::with_capacity(self.keys.len());
-        // Within two epochs every shard stands there.
+        // Within two epochs every shard is needed.
         for (rank, need) in self.upcoming(position).take(2 * self.keys.len()).enumerate() {
             ranks.entry(need).or_insert(rank as u64);
             if ranks.len() == self.keys.len() {
@@ -110,7 +116,7 @@ impl Crew {
     }
 }
 
-/// Whether there is no room on the disk.
+/// Whether the disk is full.
 fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded)

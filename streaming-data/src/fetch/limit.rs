@@ -8,7 +8,7 @@ use crate::{
     shard::Shard,
 };
 
-/// What a stream needs the cache to hold at once.
+/// Bytes that the cache must hold at once for a stream.
 pub(super) struct Need {
     bytes: u64,
     largest: u64,
@@ -77,7 +77,7 @@ fn smallest(shards: &[(u64, u64)], settings: ShuffleSettings, threads: usize) ->
             let samples = settings.window_samples.get().saturating_mul(2);
             in_use.saturating_add(largest).saturating_add(densest(shards, samples))
         }
-        // It is wanted whole only where all of it fits.
+        // Shards are read whole only where all of them fit.
         ShuffleOrder::Full => all,
     };
     needed.min(all)

@@ -1,4 +1,4 @@
-//! What a stream wants of each shard.
+//! How much of each shard a stream needs: the whole, or ranges.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -7,7 +7,7 @@ use crate::{
     shard::Shard,
 };
 
-/// Streams that are not longer are looked at sample by sample.
+/// The longest stream that is counted sample by sample.
 const COUNTED_SAMPLES: u64 = 65_536;
 
 /// A shard is fetched whole when one in so many of its samples is wanted, or more.
@@ -24,7 +24,7 @@ pub(super) enum Access {
 pub(super) enum Wanted {
     /// All of every shard, up to a position.
     All { end: u64 },
-    /// All, but a few at a time from everywhere.
+    /// All, but a few samples at a time from any shard.
     Scattered,
     /// These shards, whole or in part, up to a position.
     Counted { shards: HashMap<usize, Access>, end: u64 },
@@ -62,7 +62,7 @@ impl Wanted {
         }
     }
 
-    /// How a shard is read. One that was not expected is not worth to be kept.
+    /// How a shard is read. One that the stream was not expected to read is not worth keeping.
     pub(super) fn access(&self, shard: usize) -> Access {
         match self {
             Wanted::All { .. } => Access::Whole,
@@ -71,7 +71,7 @@ impl Wanted {
         }
     }
 
-    /// Behind the last position.
+    /// The end of the positions.
     pub(super) fn end(&self) -> u64 {
         match self {
             Wanted::All { end } | Wanted::Counted { end, .. } => *end,

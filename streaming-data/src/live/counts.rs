@@ -1,4 +1,4 @@
-//! What is known across documents: how often something occurs in all of them together.
+//! Numbers across documents: how often something occurs in all of them together.
 
 use std::hash::Hash;
 

@@ -1,4 +1,4 @@
-//! What has to be known of a text.
+//! The summary of a text: everything that a verdict needs of it.
 
 use serde::{Deserialize, Serialize};
 

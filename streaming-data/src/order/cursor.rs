@@ -58,14 +58,14 @@ pub struct StreamIdentity {
     pub parts: Vec<PartIdentity>,
 }
 
-/// What the samples of a mixture depend on in one of its parts.
+/// The properties of one part of a mixture on which samples depend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartIdentity {
-    /// What the part is called; it may change.
+    /// The name of the part; it may change.
     pub name: String,
-    /// How much of it is read, as it was asked for: `proportion = 0.7`.
+    /// Its amount, as the user stated it: `proportion = 0.7`.
     pub amount: String,
-    /// Its turns in a round of all parts' turns, which is what that means beside the others.
+    /// Its turns in a round of all parts' turns, which follow from the amounts of all parts.
     pub share: u64,
     /// Samples in its data set.
     pub samples: u64,
@@ -90,9 +90,9 @@ pub struct Move {
 pub struct Cursor {
     /// The next position to read, over all epochs and moves.
     pub position: u64,
-    /// What it began with.
+    /// The mixture that it began with.
     pub stream: StreamIdentity,
-    /// What it went over to, in the order of the positions, which are below this one.
+    /// The mixtures that it changed to later, in the order of the positions, which are below this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<Move>,
 }
@@ -128,7 +128,7 @@ impl Cursor {
         };
         same("seq_len", &saved.seq_len, &now.seq_len)?;
         same("number of streams", &saved.parts.len().max(1), &now.parts.len().max(1))?;
-        // What was written counts only where it means other shares: 7 and 3 are 0.7 and 0.3.
+        // Other numbers are another mixture only where they mean other shares: 7 and 3 are 0.7 and 0.3.
         let shares = |stream: &StreamIdentity| -> Vec<u64> {
             stream.parts.iter().map(|part| part.share).collect()
         };

@@ -1,4 +1,4 @@
-//! What is read: one data set in its canonical order, or several mixed in exact shares.
+//! A mixture: one data set in its canonical order, or several mixed in exact shares.
 //!
 //! A mixture is an endless order of its own, as random-access as that of one data set: a position
 //! belongs to one of the parts, in the interleaving of [`Shares`], and is there the next position of
@@ -55,7 +55,7 @@ impl fmt::Display for Amount {
 /// A data set of a mixture.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// What errors call it; unlike the names of the other parts.
+    /// Its name in errors; unlike those of the other parts.
     pub name: String,
     /// The data set.
     pub data_set: DataSet,
@@ -205,7 +205,7 @@ impl Mixture {
         hasher.finish()
     }
 
-    /// What the samples depend on, for a [`Cursor`](crate::order::cursor::Cursor).
+    /// The identity of the stream, on which its samples depend: for a [`Cursor`](crate::order::cursor::Cursor).
     pub fn identity(&self) -> StreamIdentity {
         let content = &self.content;
         let parts = match content.parts.len() {
@@ -267,7 +267,7 @@ fn wrong(part: &Part, found: impl ToString, expected: impl ToString) -> DataErro
     DataError::Mixture { part: part.name.clone(), found, expected }
 }
 
-/// What the parts must have in common, and must not.
+/// The properties that parts must share, and the names that they must not.
 fn check_parts(parts: &[Part]) -> Result<(), DataError> {
     let Some(first) = parts.first() else {
         let found = "a mixture without parts".to_owned();
@@ -319,7 +319,7 @@ fn counts(parts: &[Part]) -> Result<(Vec<u64>, u64), DataError> {
                 let samples = part.data_set.samples();
                 let expected = "a number of samples from 1 to 2^53";
                 let count = (times * samples as f64).round();
-                // Once is exact whatever the number.
+                // Reading once is exact for any number.
                 match count {
                     _ if times == 1.0 => samples,
                     count if (1.0..=9e15).contains(&count) => count as u64,

@@ -68,7 +68,7 @@ impl Permutation {
     }
 }
 
-/// What selects a permutation: a seed, refined by what the permutation is for.
+/// The key of a permutation: a seed, refined by the use of the permutation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(u64);
 

@@ -1,6 +1,6 @@
 //! Which shards the stream needs next, without looking at samples.
 //!
-//! What is fetched, kept or dropped follows the known future. Whole windows are looked at, not
+//! Shards are fetched, kept and evicted by their known future uses. Whole windows are looked at, not
 //! samples: a shard is needed from the first window that holds a row of it to the last.
 
 use std::{collections::HashSet, iter, ops::Range};
@@ -105,7 +105,7 @@ mod tests {
                         }
                         assert!(at == 0 || uses[at - 1].positions.start <= need.positions.start);
                     }
-                    // None is left out: what the next samples need is among the first.
+                    // No shard is left out: those that the next samples need are among the first.
                     let next: Vec<usize> = uses.iter().map(|need| need.shard).collect();
                     for position in from..from + 3 {
                         assert!(

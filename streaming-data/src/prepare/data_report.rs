@@ -84,7 +84,7 @@ pub enum Reporting {
     Files,
 }
 
-/// What a data set was made of.
+/// The report of a data set: its inputs, its documents, and the reasons for which documents were left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataReport {
     /// [`REPORT_VERSION`].
@@ -118,7 +118,7 @@ pub struct DataReport {
     pub update: Option<Difference>,
 }
 
-/// What is in the shards.
+/// The content of the shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataCounts {
     /// Predicted tokens of a sample.
@@ -137,7 +137,7 @@ pub struct DataCounts {
     pub dropped_tokens: u64,
 }
 
-/// What was read.
+/// The inputs that were read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputCounts {
     /// Files, and folders that are read as one.
@@ -148,7 +148,7 @@ pub struct InputCounts {
     pub reached_again: u64,
 }
 
-/// Documents, and what stands in the place of one.
+/// Documents, and places in inputs without one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentCounts {
     /// Documents, or samples that were tokenized already, of all verdicts.
@@ -359,7 +359,7 @@ pub(crate) fn report_files(fingerprint: ContentHash) -> [String; 2] {
     REPORT_SUFFIXES.map(|suffix| format!("{VERSIONS_FOLDER}/{}{suffix}", fingerprint.digits()))
 }
 
-/// What these end in.
+/// The extension of their names.
 pub(crate) const REPORT_SUFFIXES: [&str; 2] = [".report.json", ".report.html"];
 
 fn shown_document(example: &Example, inputs: &[Input]) -> Option<ShownDocument> {

@@ -25,7 +25,7 @@ pub enum PrepareError {
         key: &'static str,
         /// Its value.
         found: u64,
-        /// What it must be.
+        /// The expected value.
         expected: &'static str,
     },
 
@@ -34,7 +34,7 @@ pub enum PrepareError {
     Glob {
         /// The pattern.
         glob: String,
-        /// What is wrong with it.
+        /// The defect.
         #[source]
         source: globset::Error,
     },
@@ -109,9 +109,9 @@ pub enum PrepareError {
     InputColumn {
         /// The file or folder.
         path: PathBuf,
-        /// What is there.
+        /// The content that was found.
         found: String,
-        /// What must be there.
+        /// The expected content.
         expected: String,
     },
 
@@ -167,9 +167,9 @@ pub enum PrepareError {
     DamagedMdsShard {
         /// The shard.
         path: PathBuf,
-        /// What is there.
+        /// The content that was found.
         found: String,
-        /// What must be there.
+        /// The expected content.
         expected: String,
     },
 
@@ -182,7 +182,7 @@ pub enum PrepareError {
         place: Place,
         /// What it is.
         found: String,
-        /// What it must be.
+        /// The expected value.
         expected: String,
     },
 
@@ -282,7 +282,7 @@ pub enum PrepareError {
     OutputExists {
         /// The output.
         path: PathBuf,
-        /// What is there.
+        /// The kind of what was found there.
         found: &'static str,
     },
 
@@ -343,9 +343,9 @@ pub enum PrepareError {
     StateDamaged {
         /// The file.
         path: PathBuf,
-        /// What is there.
+        /// The content that was found.
         found: String,
-        /// What must be there.
+        /// The expected content.
         expected: String,
     },
 
@@ -436,7 +436,7 @@ pub enum PrepareError {
     Panic {
         /// What it was doing, on which file.
         work: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
 

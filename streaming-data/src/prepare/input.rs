@@ -70,7 +70,7 @@ pub(crate) trait ReadParts: Send {
     fn next_part(&mut self, limits: Limits) -> Result<Next, ReadFailure>;
 }
 
-/// What was read.
+/// The result of reading on in an input.
 pub(crate) struct Next {
     /// The next part; there may be none although there are more to come.
     pub part: Option<Part>,
@@ -126,12 +126,12 @@ pub(crate) trait Documents: Send {
 /// Takes a document and where it is.
 pub(crate) type Take<'a> = dyn FnMut(Place, Entry<'_>) -> Result<(), PrepareError> + 'a;
 
-/// What is in the place of a document.
+/// The content of one place in an input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Entry<'a> {
     /// Its text, which may be empty.
     Text(&'a str),
-    /// A sample that somebody else tokenized.
+    /// A sample that is tokenized already.
     #[cfg_attr(
         not(feature = "mds"),
         expect(dead_code, reason = "only data sets of MosaicML's hold tokens")
@@ -169,7 +169,7 @@ pub(crate) struct Sources {
 pub(crate) enum Contents {
     /// Texts, to be tokenized.
     Documents,
-    /// Rows of so many tokens, made by somebody else; none where there is no row.
+    /// Samples that are tokenized already, in rows of so many tokens; none where there is no row.
     Samples { row_tokens: Option<usize> },
 }
 

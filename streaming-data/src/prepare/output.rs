@@ -27,7 +27,7 @@ pub(crate) trait Output {
     /// The folder on this machine in which shards are written.
     fn folder(&self) -> &Path;
 
-    /// What a file of a data set is called here: a shard, or the tokenizer.
+    /// The name here of a file of the data set: of a shard, or of the tokenizer.
     fn name_of(&self, file: &str) -> String;
 
     /// An empty file for a shard of this name, which was not written before.
@@ -36,10 +36,10 @@ pub(crate) trait Output {
     /// [`DataError::Io`].
     fn create(&self, name: &str) -> Result<File, PrepareError>;
 
-    /// Takes a shard whose file, which was created under another name perhaps, is complete.
+    /// Takes the complete file of a shard, which may have been created under another name.
     ///
     /// # Errors
-    /// [`DataError::Io`] when it cannot be brought on its way.
+    /// [`DataError::Io`] when it cannot be put in place, or its upload not begin.
     fn take(&mut self, written_as: &str, name: &str, file: File) -> Result<(), PrepareError>;
 
     /// Writes a whole file, with `/` between folders in its name. One that is there already may be replaced
@@ -49,14 +49,14 @@ pub(crate) trait Output {
     /// [`DataError::Io`], [`DataError::Store`].
     fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError>;
 
-    /// Whether at most so many shards of those taken are still on their way; where more are, it
-    /// waits a moment.
+    /// Whether at most so many of the shards taken are still being uploaded; where more are, it waits a
+    /// moment.
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError>;
+    fn has_at_most(&mut self, uploading: usize) -> Result<bool, PrepareError>;
 
-    /// Makes it a data set: all its shards were taken, and none is on its way.
+    /// Makes it a data set: all its shards were taken, and none is being uploaded.
     ///
     /// # Errors
     /// [`DataError::Io`], [`DataError::Store`], [`PrepareError::OutputTaken`]; it is abandoned then.

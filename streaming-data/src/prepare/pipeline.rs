@@ -8,8 +8,8 @@
 //! An input of many documents is read by whichever thread has its reader, which gives it back with
 //! the next part; the part takes its number then, so the order is the same again.
 //!
-//! Memory: a text is charged for all that it becomes on its way to the file, from when it is
-//! handed out until its row groups are written; no further text is handed out above
+//! Memory: a text is charged for its tokens and row groups too, from when it is handed out until its row
+//! groups are written; no further text is handed out above
 //! [`Bounds::held_bytes`]. A part is charged as much as is expected of it before it is cut off,
 //! and then what it has. So the bound is exceeded only by a single large document: a file of a
 //! tokenizer that needs it whole, which then is held alone, or one line, row or sample of at most

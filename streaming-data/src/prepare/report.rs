@@ -1,4 +1,4 @@
-//! How far `prepare` is, and what it did.
+//! The progress of `prepare`, and its report.
 
 use super::{BrokenDocument, Changes, DedupReport, FilterReport, SkippedDocument};
 use crate::hash::ContentHash;
@@ -8,7 +8,7 @@ use crate::hash::ContentHash;
 pub enum Phase {
     /// Reading the inputs to compare their documents with each other: only where duplicates are left out.
     Comparing,
-    /// Sorting what is to be compared.
+    /// Sorting the signatures that are to be compared.
     Sorting,
     /// Reading the inputs, tokenizing and writing.
     #[default]
@@ -22,7 +22,7 @@ pub enum Phase {
 /// How far `prepare` is in a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// What is being done.
+    /// The phase of the work.
     pub phase: Phase,
     /// Bytes of files, as they are stored, that are in the stream or were skipped.
     pub bytes_done: u64,
@@ -45,14 +45,14 @@ pub enum PreparedFrom {
     TokenizedSamples,
 }
 
-/// What was prepared.
+/// The outcome of a preparation.
 #[derive(Debug)]
 pub struct PrepareReport {
-    /// What the samples were made of.
+    /// The inputs of the samples.
     pub from: PreparedFrom,
-    /// The identity of the data: what the index says.
+    /// The identity of the data, as the index states it.
     pub fingerprint: ContentHash,
-    /// What of it is new, where it can be kept up to date.
+    /// The new part of it, where it can be kept up to date.
     pub changes: Changes,
     /// Documents in the stream, or samples that were tokenized already.
     pub documents: u64,
@@ -68,7 +68,7 @@ pub struct PrepareReport {
     pub broken: u64,
     /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
     pub named_broken: Vec<BrokenDocument>,
-    /// What the filters did; nothing where there are none.
+    /// The effect of the filters; nothing where there are none.
     pub filtered: FilterReport,
     /// Documents that were left out because there are others like them.
     pub dedup: DedupReport,

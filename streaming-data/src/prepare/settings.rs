@@ -45,9 +45,9 @@ pub struct PrepareSettings {
     /// this must agree with where it is given.
     pub seq_len: Option<NonZeroUsize>,
     /// Size of the vocabulary that the index states: at least that of the tokenizer. By default the
-    /// tokenizer's; of samples that were tokenized by nobody knows whom, their largest token + 1.
+    /// tokenizer's; of samples of an unknown tokenizer, their largest token + 1.
     pub vocab_size: Option<u32>,
-    /// Who made the tokens of samples that are tokenized already.
+    /// What tokenized the samples that are tokenized already.
     pub tokenized_by: TokenizedBy,
     /// Which documents and lines are trained on; by default all. Samples that are tokenized already cannot be
     /// filtered, compared or excluded.
@@ -122,10 +122,10 @@ pub enum Strictness {
     Strict,
 }
 
-/// Who made the tokens of samples that are tokenized already.
+/// What tokenized the samples that are tokenized already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizedBy {
-    /// Nobody knows: the index states no special tokens, and no tokenizer is put beside it.
+    /// An unknown tokenizer: the index states no special tokens, and no tokenizer is put beside it.
     #[default]
     Unknown,
     /// The tokenizer that `prepare` was given.

@@ -38,7 +38,7 @@ pub struct TextSettings {
     pub workers: NonZeroUsize,
 }
 
-/// What was read.
+/// The outcome of reading texts.
 #[derive(Debug, Default)]
 pub struct TextsReport {
     /// Documents that were shown.

@@ -37,7 +37,7 @@
 //!   one process. Beside that a process holds 32 MiB of what others have not asked for yet, and what is beyond that in a file without a
 //!   name in its folder for temporary files: while it tokenizes 4 bytes for each token of its inputs, while it records (of an updatable
 //!   data set) some 150 bytes for each document and its path, and while it compares 8 bytes for each time that a document is not the first
-//!   of a bucket, of which `near` has 15 for each. Messages on their way between two processes take what [`Peers`] let them.
+//!   of a bucket, of which `near` has 15 for each. Messages in flight between two processes are bounded by [`Peers`].
 //!
 //! | module | holds |
 //! |---|---|

@@ -23,17 +23,16 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`asked`] | the settings, as the state has them |
-//! | [`record`], [`part`], [`state`], [`copies`] | what is known of documents; its files; all of a version; what a store has of it |
-//! | [`seen`] | what inputs looked like |
-//! | [`former`], [`former_shards`] | what the version before says, and tokens out of its shards |
+//! | [`stored_settings`] | the settings, as the state has them |
+//! | [`record`], [`part`], [`state`], [`copies`] | records of documents; files of records; all records of a version; the copies that a store has of them |
+//! | [`seen`] | sizes and times of inputs |
+//! | [`former`], [`former_shards`] | the state of the version before, and tokens out of its shards |
 //! | [`recorder`], [`spool`] | the first pass: records of all documents |
-//! | [`wanted`], [`cut`], [`assembler`] | the second: what is read for its tokens, where shards end, and the shards |
+//! | [`wanted`], [`cut`], [`assembler`] | the second pass: the inputs that are read for their tokens, the ends of shards, and the shards |
 //! | [`build`] | both of them |
 //! | [`follow`] | updates whenever inputs change |
 //! | [`mod@prune`] | removing older versions |
 
-mod asked;
 mod assembler;
 mod build;
 mod copies;
@@ -48,6 +47,7 @@ mod recorder;
 mod seen;
 mod spool;
 mod state;
+mod stored_settings;
 mod wanted;
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ use std::{
     collections::BTreeMap, num::NonZeroUsize, ops::ControlFlow, path::PathBuf, time::SystemTime,
 };
 
-use self::asked::Asked;
+use self::stored_settings::StoredSettings;
 pub(crate) use self::{
     assembler::fate,
     build::{Upkeep, build},
@@ -106,7 +106,7 @@ impl std::ops::Deref for FormerVersion {
 #[derive(Debug, Clone)]
 pub struct UpdateSettings {
     /// The folder or URL of a data set that was prepared with
-    /// [`Layout::Updatable`](super::Layout::Updatable). What it was asked to be stands in it.
+    /// [`Layout::Updatable`](super::Layout::Updatable). Its settings stand in it.
     pub output: PathBuf,
     /// How the store of a URL is used.
     pub store: StoreSettings,
@@ -131,7 +131,7 @@ impl UpdateSettings {
     }
 }
 
-/// What is new in a data set.
+/// The new part of a data set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Inputs that were read.
@@ -155,7 +155,7 @@ pub struct Changes {
     pub shards_read: u64,
 }
 
-/// What an update did.
+/// The outcome of an update.
 #[derive(Debug)]
 pub struct UpdateReport {
     /// The identity of the version before.
@@ -179,7 +179,7 @@ impl<'a> Upkeep<'a> {
         let (identity, now) = (tokenizer_identity(tokenizer), SystemTime::now());
         let Some(former) = former else {
             return Ok(Upkeep {
-                asked: Asked::of(settings)?,
+                settings: StoredSettings::of(settings)?,
                 tokenizer: identity,
                 dedup: settings.dedup,
                 former: None,
@@ -193,7 +193,7 @@ impl<'a> Upkeep<'a> {
             return Err(PrepareError::OtherTokenizer { path, found: identity, expected });
         }
         Ok(Upkeep {
-            asked: former.state.settings.clone(),
+            settings: former.state.settings.clone(),
             tokenizer: identity,
             dedup: settings.dedup,
             former: Some((&former.version, former.version.seen()?)),

@@ -1,4 +1,4 @@
-//! One reader's plan, cut into batches, and the batches on their way to it.
+//! One reader's plan, cut into batches, and its batches that are being made or wait to be read.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, task::Poll};
 
@@ -7,7 +7,7 @@ use crate::error::DataError;
 /// Ranges of positions to read, one after the other.
 pub(super) type Plan = Box<dyn Iterator<Item = Range<u64>> + Send>;
 
-/// Called when a reader that had nothing ready has something.
+/// Called when a reader that had nothing ready has a batch, an error or its end.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// How the positions of a plan become batches.
@@ -19,7 +19,7 @@ pub(super) struct BatchRule {
     pub(super) ends_with_range: bool,
 }
 
-/// What a reader gets.
+/// What a reader takes from its queue.
 pub(super) enum Taken<T> {
     /// Never empty.
     Batch(Vec<T>),
@@ -29,30 +29,30 @@ pub(super) enum Taken<T> {
 
 /// A batch that a thread is done with.
 pub(super) struct Made<T> {
-    /// All of it, or what there is before the failure.
+    /// All items, or those before the failure.
     pub(super) items: Vec<T>,
     pub(super) failure: Option<DataError>,
 }
 
 /// A batch in plan order.
 enum Slot<T> {
-    /// A thread is at it, or it was laid aside.
-    InWork,
+    /// A thread makes it, or it is deferred.
+    InProgress,
     Done(Made<T>),
 }
 
 /// See the [module](self).
 pub(super) struct Queue<T> {
     plan: Plan,
-    /// What is left of the plan's last range.
+    /// The rest of the plan's last range.
     range: Range<u64>,
     /// No batch follows those in `slots`.
     is_complete: bool,
     slots: VecDeque<Slot<T>>,
     /// Number of the batch at the front of `slots`.
     front: u64,
-    /// Whether the reader has a batch in its hands.
-    is_one_in_hand: bool,
+    /// Whether the reader still holds the batch that it took last.
+    reader_holds_batch: bool,
     pub(super) wake: Wake,
 }
 
@@ -64,14 +64,14 @@ impl<T> Queue<T> {
             is_complete: false,
             slots: VecDeque::new(),
             front: 0,
-            is_one_in_hand: false,
+            reader_holds_batch: false,
             wake,
         }
     }
 
     /// Whether there may be another batch to begin, with at most `bound` batches unread.
     pub(super) fn wants_work(&self, bound: usize) -> bool {
-        let unread = self.slots.len() + usize::from(self.is_one_in_hand);
+        let unread = self.slots.len() + usize::from(self.reader_holds_batch);
         !self.is_complete && (self.slots.is_empty() || unread < bound)
     }
 
@@ -102,11 +102,11 @@ impl<T> Queue<T> {
         if ranges.is_empty() {
             return None;
         }
-        self.slots.push_back(Slot::InWork);
+        self.slots.push_back(Slot::InProgress);
         Some((self.front + self.slots.len() as u64 - 1, ranges))
     }
 
-    /// Puts a batch in its place; whether the reader, having had nothing, can go on with it.
+    /// Puts a batch in its place; whether it is the one that the reader waits for.
     pub(super) fn finish(&mut self, number: u64, made: Made<T>) -> bool {
         self.is_complete |= made.failure.is_some();
         let at = (number - self.front) as usize;
@@ -114,29 +114,30 @@ impl<T> Queue<T> {
         at == 0
     }
 
-    /// Ends the queue with a failure that belongs to no batch, behind those that are begun.
+    /// Ends the queue with a failure that belongs to no batch, behind the batches that are begun; whether
+    /// the reader waits for the failure.
     pub(super) fn fail(&mut self, error: DataError) -> bool {
         self.is_complete = true;
         self.slots.push_back(Slot::Done(Made { items: Vec::new(), failure: Some(error) }));
         self.slots.len() == 1
     }
 
-    /// Whether the reader, having had nothing, can go on because it is at the end.
+    /// Whether nothing is left for the reader but the end.
     pub(super) fn is_at_end(&self) -> bool {
         self.is_complete && self.slots.is_empty()
     }
 
-    /// The reader comes back for the next batch; whether it had one in its hands.
-    pub(super) fn put_down(&mut self) -> bool {
-        std::mem::take(&mut self.is_one_in_hand)
+    /// The reader is done with the batch that it took last; whether it held one.
+    pub(super) fn return_batch(&mut self) -> bool {
+        std::mem::take(&mut self.reader_holds_batch)
     }
 
-    /// What the reader gets next, if it is there.
+    /// The reader's next batch, error or end, if it is ready.
     pub(super) fn take(&mut self) -> Poll<Taken<T>> {
         let Made { items, failure } = match self.slots.pop_front() {
             Some(Slot::Done(made)) => made,
-            Some(Slot::InWork) => {
-                self.slots.push_front(Slot::InWork);
+            Some(Slot::InProgress) => {
+                self.slots.push_front(Slot::InProgress);
                 return Poll::Pending;
             }
             None if self.is_complete => return Poll::Ready(Taken::End),
@@ -147,11 +148,11 @@ impl<T> Queue<T> {
                 self.front += 1;
                 return Poll::Ready(Taken::Failure(failure));
             }
-            // What there is before it comes first.
+            // The items before the failure come first.
             Some(_) => self.slots.push_front(Slot::Done(Made { items: Vec::new(), failure })),
             None => self.front += 1,
         }
-        self.is_one_in_hand = true;
+        self.reader_holds_batch = true;
         Poll::Ready(Taken::Batch(items))
     }
 }

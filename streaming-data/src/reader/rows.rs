@@ -16,7 +16,7 @@ use arrow::{
 use super::{
     Owner, Reader,
     queue::{BatchRule, Plan},
-    workshop::{Bounds, Patience, Progress, Work},
+    worker_pool::{Bounds, IfBusy, Progress, Work},
 };
 use crate::{
     cache::memory::{BoundedCache, Weigh},
@@ -127,18 +127,18 @@ impl Work for TableRows {
 
     fn begin(&self, reader: u64, positions: &[Range<u64>]) {
         if let [first, ..] = positions {
-            self.fetcher.enter(reader, first.clone());
+            self.fetcher.begin_batch(reader, first.clone());
         }
     }
 
     fn end(&self, reader: u64, positions: &[Range<u64>]) {
         if let [first, ..] = positions {
-            self.fetcher.exit(reader, first.start);
+            self.fetcher.end_batch(reader, first.start);
         }
     }
 
-    fn leave(&self, reader: u64) {
-        self.fetcher.leave(reader);
+    fn remove_reader(&self, reader: u64) {
+        self.fetcher.remove_reader(reader);
     }
 
     fn close(&self) {
@@ -150,7 +150,7 @@ impl Work for TableRows {
         positions: &[Range<u64>],
         (): &mut (),
         batches: &mut Vec<RowBatch>,
-        _: Patience,
+        _: IfBusy,
         _: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
         for range in positions {

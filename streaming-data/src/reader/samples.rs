@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{
     DecoderSettings, Sample,
     queue::BatchRule,
-    workshop::{Bounds, Patience, Progress, Work},
+    worker_pool::{Bounds, IfBusy, Progress, Work},
 };
 use crate::{
     cache::memory::BoundedCache,
@@ -33,7 +33,7 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// The samples of a mixture, and how many may wait, within a bound on memory. `positions` are
+    /// The samples of a mixture, and how many may wait within the memory bound. `positions` are
     /// those that will be read, where they are known.
     pub(super) fn new(
         mixture: Mixture,
@@ -61,7 +61,7 @@ impl Samples {
         Ok((Samples { mixture, fetchers, decoded }, bounds))
     }
 
-    /// Begins to read what remote samples need and takes requests of its own.
+    /// Begins to read the ranges that remote samples need, several requests at once.
     fn begin_to_fetch(&self, positions: impl Iterator<Item = u64>) -> Result<(), DataError> {
         let mixed: Vec<MixedSample> = positions.map(|at| self.mixture.sample_at(at)).collect();
         for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
@@ -87,19 +87,19 @@ impl Work for Samples {
     fn begin(&self, reader: u64, positions: &[Range<u64>]) {
         let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return };
         for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
-            fetcher.enter(reader, self.mixture.positions_of(part, &(first.start..last.end)));
+            fetcher.begin_batch(reader, self.mixture.positions_of(part, &(first.start..last.end)));
         }
     }
 
     fn end(&self, reader: u64, positions: &[Range<u64>]) {
         let Some(first) = positions.first() else { return };
         for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
-            fetcher.exit(reader, self.mixture.positions_of(part, first).start);
+            fetcher.end_batch(reader, self.mixture.positions_of(part, first).start);
         }
     }
 
-    fn leave(&self, reader: u64) {
-        self.fetchers.iter().for_each(|fetcher| fetcher.leave(reader));
+    fn remove_reader(&self, reader: u64) {
+        self.fetchers.iter().for_each(|fetcher| fetcher.remove_reader(reader));
     }
 
     fn close(&self) {
@@ -111,13 +111,14 @@ impl Work for Samples {
         positions: &[Range<u64>],
         scratch: &mut Scratch,
         samples: &mut Vec<Sample>,
-        patience: Patience,
+        if_busy: IfBusy,
         is_older_ready: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
         let positions = || positions.iter().cloned().flatten().skip(samples.len());
-        // Batches that are begun keep shards in a cache: no more of them than there are threads.
+        // A batch that is begun keeps its shards in the cache, so remote batches are not deferred: there
+        // are never more of them than threads.
         let is_remote = self.fetchers.iter().any(Fetcher::is_remote);
-        let may_lay_aside = patience == Patience::None && !is_remote;
+        let may_defer = if_busy == IfBusy::Defer && !is_remote;
         if is_remote {
             self.begin_to_fetch(positions())?;
         }
@@ -134,13 +135,13 @@ impl Work for Samples {
             for piece in pieces.of_row(row) {
                 let place = Place { shard: id.shard, group, piece };
                 let load = || data_set.decode(place, &footer, &pieces, fetcher, scratch);
-                let decoded = if may_lay_aside {
+                let decoded = if may_defer {
                     let loads = self.decoded.loads();
-                    // A sample that was begun is not given up.
-                    let steps_back = tokens.is_empty() && is_older_ready();
-                    match self.decoded.try_get_or_load((part, place), !steps_back, load)? {
+                    // A sample that was begun is finished.
+                    let yields = tokens.is_empty() && is_older_ready();
+                    match self.decoded.try_get_or_load((part, place), !yields, load)? {
                         Some(decoded) => decoded,
-                        None if steps_back => return Ok(Progress::StepsBack),
+                        None if yields => return Ok(Progress::Yields),
                         None => return Ok(Progress::Waits { loads }),
                     }
                 } else {

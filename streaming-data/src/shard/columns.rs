@@ -66,7 +66,7 @@ impl SliceReader {
         })?;
         self.next += 1;
         self.rows_left = self.rows_left.saturating_sub(batch.num_rows());
-        // In the order that was asked for, whatever that of the file is.
+        // In the requested order, which may differ from that of the file.
         let places: Result<Vec<usize>, _> =
             columns.fields().iter().map(|field| batch.schema().index_of(field.name())).collect();
         let format = |source: arrow::error::ArrowError| DataError::ShardFormat {
@@ -89,7 +89,7 @@ impl Weigh for Rows {
     }
 }
 
-/// What a column takes when it is decoded.
+/// The memory of a decoded column.
 struct DecodedSize {
     /// At least.
     bytes: u64,
@@ -138,7 +138,7 @@ impl Footer {
         rows.max(1).div_ceil(slices)
     }
 
-    /// What a row takes when it is decoded, by the first row group and as far as the footer tells.
+    /// The memory of a decoded row, by the first row group and as far as the footer tells.
     pub(crate) fn row_bytes(&self, columns: &SchemaRef) -> u64 {
         let Some(group) = self.metadata.metadata().row_groups().first() else { return 0 };
         let leaves = self.leaves_of(columns).into_iter();

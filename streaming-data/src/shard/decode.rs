@@ -3,7 +3,7 @@
 //! [`Footer::pieces`] finds out how a row group can be decoded: by a page or a few at a time, the
 //! short way of [`super::pages`], where the column allows it, which is how `prepare` and most other
 //! writers write. This file is the long way, a whole row group through Arrow, for every other
-//! column, and it is what finds out and says what is wrong with a damaged one.
+//! column, and it finds and names the defect of a damaged one.
 
 use std::{ops::Range, path::Path};
 
@@ -98,7 +98,7 @@ impl Footer {
         rule: RowRule,
         scratch: &mut Scratch,
     ) -> Result<DecodedTokens, DataError> {
-        // What was found in a file that was verified says nothing of ranges that come from elsewhere.
+        // A verified file proves nothing of ranges that come from elsewhere.
         if let Some(directory) = pieces.directory.as_ref().filter(|_| file.is_local()) {
             let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
             if let Some(tokens) = directory.decode(piece, &read, scratch)? {
@@ -174,14 +174,14 @@ impl Footer {
         })
     }
 
-    /// Compares all row groups with what the footer says.
+    /// Compares all row groups with their hashes in the footer.
     pub(crate) fn verify_groups(&self, file: &ShardFile) -> Result<(), DataError> {
         let mut block = Vec::new();
         let groups = self.metadata.metadata().num_row_groups();
         (0..groups).try_for_each(|group| self.verify_group(file, group, &mut block))
     }
 
-    /// Compares a row group with what the footer says, where that is still to be done.
+    /// Compares a row group with its hash in the footer, where that is still to be done.
     fn verify_group(
         &self,
         file: &ShardFile,

@@ -1,8 +1,8 @@
-//! What a shard is read through: an open file, or ranges of an object in a store.
+//! The source of a shard's bytes: an open file, or ranges of an object in a store.
 //!
-//! One handle serves all threads: every read states its offset. Ranges that were begun ahead are
-//! taken from where they wait; the end of an object is asked for once, since the footer is there.
-//! What has a hash of its own can be verified on the way.
+//! One handle serves all threads: every read states its offset. A range that was begun ahead is
+//! taken once it has come; the end of an object is asked for once, since the footer is there.
+//! Ranges with a hash of their own can be verified as they are read.
 
 use std::{
     collections::HashMap,
@@ -28,12 +28,12 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// The end of an object that is asked for where the size of its footer is not known: most fit.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// How often what has another hash than it should is fetched, before that is an error.
+/// How often bytes with a wrong hash are fetched before that is an error.
 pub(crate) const FETCHES: u32 = 4;
 
 /// A shard that can be read.
 pub(crate) struct ShardFile {
-    /// What errors name: a path, or the text of a URL.
+    /// The name in errors: a path, or the text of a URL.
     path: PathBuf,
     bytes: u64,
     is_verified: bool,
@@ -53,7 +53,7 @@ struct Ranges {
     /// How much of the end is asked for at once.
     tail_bytes: u64,
     tail: Mutex<Option<Bytes>>,
-    /// Ranges on their way, by where they begin.
+    /// Ranges that are being read, by where they begin.
     begun: Mutex<HashMap<u64, (Range<u64>, Started)>>,
 }
 
@@ -64,19 +64,19 @@ impl ShardFile {
         ShardFile::of_file(path, file)
     }
 
-    /// A file that is open; `path` is what errors name.
+    /// An open file; errors name `path`.
     pub(crate) fn of_file(path: &Path, file: File) -> Result<ShardFile, DataError> {
         let bytes = file.metadata().map_err(DataError::io("look at shard", path))?.len();
         let content = Content::File(PositionedFile::new(file));
         Ok(ShardFile { path: path.to_owned(), bytes, is_verified: false, content })
     }
 
-    /// The same file, all of which was compared with what is known of it.
+    /// The same file, marked as verified as a whole.
     pub(crate) fn verified(self) -> ShardFile {
         ShardFile { is_verified: true, ..self }
     }
 
-    /// Whether all of it was compared with what is known of it.
+    /// Whether the file was verified as a whole.
     pub(crate) fn is_verified(&self) -> bool {
         self.is_verified
     }
@@ -103,7 +103,7 @@ impl ShardFile {
         ShardFile { path: path.to_owned(), bytes, is_verified: false, content }
     }
 
-    /// What errors name.
+    /// The name in errors.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -204,7 +204,7 @@ impl ShardFile {
 }
 
 impl Weigh for ShardFile {
-    /// Files are counted, not weighed: handles are what there are few of.
+    /// Files are counted, not weighed: the number of handles is limited, not their memory.
     fn weight_bytes(&self) -> usize {
         1
     }
@@ -214,7 +214,7 @@ impl Ranges {
     fn read(&self, range: Range<u64>, bytes: u64) -> Result<Bytes, DataError> {
         let tail_start = bytes.saturating_sub(self.tail_bytes);
         if range.start >= tail_start && range.end <= bytes {
-            // Held while it is read: others that want the end wait for it.
+            // The lock is held while the end is read: other threads that need it wait.
             let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
             let tail = match &mut *tail {
                 Some(tail) => tail,

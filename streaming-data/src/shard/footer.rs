@@ -1,4 +1,4 @@
-//! The footer of a shard: which row group holds a row, and what its columns are.
+//! The footer of a shard: its columns, and which row group holds a row.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -25,11 +25,11 @@ const TAIL_BYTES: u64 = 8;
 #[derive(Debug)]
 pub(crate) struct Footer {
     pub(super) metadata: ArrowReaderMetadata,
-    /// The column of tokens, or what is there in its place.
+    /// The column of tokens, or the reason why there is none.
     tokens: Result<TokensColumn, String>,
     /// Where each row group ends, in rows.
     ends: Vec<u64>,
-    /// What each row group should hash to, where that is known.
+    /// The expected hash of each row group, where it is known.
     group_hashes: Option<GroupHashes>,
     /// Hash of the bytes of the metadata.
     hash: ContentHash,
@@ -51,7 +51,7 @@ pub(super) struct TokensColumn {
 }
 
 impl TokensColumn {
-    /// Finds the column, or says what is there.
+    /// Finds the column, or says which columns there are.
     fn find(metadata: &ArrowReaderMetadata) -> Result<TokensColumn, String> {
         let fields = metadata.schema().fields();
         let Some(root) = fields.iter().position(|field| field.name() == TOKENS_COLUMN) else {
@@ -205,7 +205,7 @@ impl Footer {
         (0..schema.num_columns()).filter(is_wanted).collect()
     }
 
-    /// Compares the types of columns with what every row must be.
+    /// Compares the types of columns with the form of the rows.
     pub(crate) fn check_rows(&self, path: &Path, rows: &RowKind) -> Result<(), DataError> {
         let rule = match rows {
             RowKind::Tokens(rule) => rule,

@@ -1,14 +1,14 @@
-//! What each row group of a shard should hash to, as the footer of the shard says.
+//! The hashes of the row groups of a shard, as its footer states them.
 //!
-//! The hash of a whole file says nothing of a part. So `prepare` writes the hash of the pages of each
+//! The hash of a whole file cannot verify a part. So `prepare` writes the hash of the pages of each
 //! row group, in their stored form, into the key-value metadata of the footer, and the hash of the
-//! footer into the index: who reads a row group alone can trace it to the index.
+//! footer into the index: a reader of a single row group can trace it to the index.
 //!
 //! The value is `xxh3-128:` and the hexadecimal digits of the hashes, 32 each, with commas between
 //! them: one for each row group, of the bytes of its one column from the first page to the last.
 //!
-//! Contract: it is believed only in files that `prepare` wrote. Others keep the metadata of a file
-//! that they read when they write some of its rows again, in other row groups.
+//! Contract: the value is believed only in files that `prepare` wrote. Other programs may copy the metadata
+//! of a file while they write some of its rows again, in other row groups.
 
 use parquet::{errors::ParquetError, file::metadata::ParquetMetaData};
 
@@ -17,7 +17,7 @@ use crate::hash::{ContentHash, HASH_ALGORITHM};
 /// Key of the value in the metadata.
 pub(crate) const GROUP_HASHES_KEY: &str = "tidemill.row_group_hashes";
 
-/// Who writes it, as the footer says.
+/// The writer of such files, as the footer names it.
 pub(crate) const CREATED_BY: &str = "tidemill";
 
 /// See the [module](self).
@@ -41,7 +41,7 @@ impl GroupHashes {
         format!("{HASH_ALGORITHM}:{}", digits.join(","))
     }
 
-    /// What a footer states, where it does.
+    /// The hashes that a footer states, where it does.
     ///
     /// # Errors
     /// [`ParquetError`] for a value that is none, or not of these row groups.

@@ -40,7 +40,7 @@ use values::{Dictionary, Width, append_plain};
 /// Reads a range of the file into a buffer, which then holds that and nothing else.
 pub(super) type ReadRange<'a> = dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), DataError> + 'a;
 
-/// What is read in order to find the header of a page; statistics can make one longer.
+/// Bytes that are read to find the header of a page; statistics can make a header longer.
 pub(crate) const HEADER_BYTES: u64 = 512;
 
 /// The longest header that is looked for.
@@ -377,7 +377,7 @@ fn read_header(
     }
 }
 
-/// Levels of a version 1 page, which begin with their length in four bytes, and what follows.
+/// Levels of a version 1 page, which begin with their length in four bytes, and the rest of the page.
 fn take_levels(page: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = page.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)

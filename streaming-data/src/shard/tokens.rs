@@ -89,12 +89,12 @@ impl DecodedTokens {
         self.tokens
     }
 
-    /// The tokens; what is appended must be in the vocabulary.
+    /// The tokens; appended ones must be in the vocabulary.
     pub(super) fn tokens_mut(&mut self) -> &mut Tokens {
         &mut self.tokens
     }
 
-    /// The tokens in four bytes each, from now on; what is appended must be in the vocabulary.
+    /// The tokens in four bytes each, from now on; appended ones must be in the vocabulary.
     pub(super) fn widened(&mut self) -> &mut Vec<u32> {
         if let Tokens::Narrow(narrow) = &self.tokens {
             let mut wide = Vec::with_capacity(narrow.capacity());

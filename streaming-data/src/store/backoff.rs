@@ -9,7 +9,7 @@ use super::StoreSettings;
 /// Times between the attempts of one operation.
 pub(super) struct BackOff<'a> {
     settings: &'a StoreSettings,
-    /// What the operation is about: operations wait differently.
+    /// The object of the operation, so that operations pause for different times.
     object: &'a str,
     failures: u32,
 }

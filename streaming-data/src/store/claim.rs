@@ -1,4 +1,4 @@
-//! Folders that one writer at a time has: see [`Claim`].
+//! Folders with one writer at a time: see [`Claim`].
 
 use std::{
     fs::File,
@@ -21,15 +21,15 @@ pub(crate) const TOKEN_DIGITS: usize = 16;
 ///
 /// Stores have no locks. A writer puts this object with a token of its own, in place of the one that it
 /// saw there, and replaces it only where it is still the same; so does the next writer, which takes the
-/// folder over. What is true of the folder is what this one object says: it goes from state to state, and
-/// no request brings an earlier one back, however late it arrives. So it is never removed, as a removal
-/// has no condition. Everything else is written under names that hold the token, which no other writer
-/// has, or by [`RemoteFolder::put_claimed`].
+/// folder over. This one object is the state of the folder: it goes from state to state, and no request
+/// brings an earlier state back, however late it arrives. It is never removed, since a removal cannot have a
+/// condition. All other objects are written under names that hold the token, which no other writer has, or by
+/// [`RemoteFolder::put_claimed`].
 ///
 /// # Stores without conditions
-/// WebDAV has none, nor have some stores that speak like S3. They say so, or are found out when the claim
-/// is taken; a warning is logged then. There the claim is looked at before each write. A writer that was
-/// overtaken is told so all the same, but a request of its that was under way then takes effect.
+/// WebDAV has none, nor have some stores with the interface of S3. They say so, or a check finds it when the
+/// claim is taken; a warning is logged then. In such a store the claim is read before each write. A writer
+/// that was overtaken still learns it, but its requests that were under way then take effect.
 #[derive(Debug, Clone)]
 pub struct Claim {
     name: String,
@@ -38,16 +38,16 @@ pub struct Claim {
     seen: Option<Seen>,
 }
 
-/// Which writer's the claim was when an object was to be written.
+/// The owner of the claim when an object was to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimed {
-    /// This one's: the object is written.
+    /// This writer: the object is written.
     Ours,
-    /// Another's: the object is not written.
+    /// Another writer: the object is not written.
     Others,
 }
 
-/// What tells a writer from any other, in hexadecimal digits.
+/// A token that no other writer has, in hexadecimal digits.
 pub fn new_token() -> String {
     // The standard library's hashers have keys from the operating system's randomness.
     format!("{:016x}", RandomState::new().hash_one(TOKEN_DIGITS))

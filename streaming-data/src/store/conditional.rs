@@ -1,9 +1,9 @@
-//! Writing an object only where it is still what it was.
+//! Writing an object only where it has not changed.
 //!
 //! The store compares and writes in one step, so that of two writers one alone succeeds, however late a
-//! request of either arrives. An answer may be lost: the next attempt is refused then, for what the first
-//! one wrote. So what is refused is read back, and content tells what was written here from what was not;
-//! it has to differ from that of any other writer.
+//! request of either arrives. An answer may be lost: the next attempt is then refused because the first one
+//! succeeded. So after a refusal the object is read back, and its content tells whether this writer wrote it;
+//! contents have to differ from those of any other writer.
 
 use bytes::{Bytes, BytesMut};
 use object_store::{
@@ -21,7 +21,7 @@ use crate::error::DataError;
 const NO_E_TAG: &str = "\"00000000000000000000000000000000\"";
 const NO_GENERATION: &str = "1";
 
-/// What an object was when it was looked at or written: what a store compares.
+/// The version of an object when it was read or written, which the store compares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Seen(UpdateVersion);
 
@@ -33,7 +33,7 @@ pub struct Found {
     pub(super) seen: Seen,
 }
 
-/// What became of a claim that was to be written.
+/// The outcome of writing a claim.
 pub(super) enum Taken {
     /// It is there, and the store keeps to conditions.
     Checked(Seen),
@@ -57,7 +57,7 @@ impl From<&ObjectMeta> for Seen {
 }
 
 impl Operation {
-    /// A whole object with what tells it from a later one; none where there is none.
+    /// A whole object, with the version that tells it from a later one; none where there is no object.
     pub(super) async fn find(&self) -> Result<Option<Found>, DataError> {
         let _permit = self.permits.acquire().await;
         self.find_within().await
@@ -80,7 +80,7 @@ impl Operation {
         }
     }
 
-    /// What tells an object from a later one; none where there is none.
+    /// The version that tells an object from a later one; none where there is no object.
     pub(super) async fn see(&self) -> Result<Option<Seen>, DataError> {
         let _permit = self.permits.acquire().await;
         let mut attempts = Attempts::new(self);
@@ -143,8 +143,8 @@ impl Operation {
         }
     }
 
-    /// Whether the store refuses to write `content`, which is there, in place of what never was. Some
-    /// that speak like S3 pass over conditions without a word.
+    /// Whether the store keeps conditions: it must refuse to write `content`, which is there already, over a
+    /// version that never existed. Some stores with the interface of S3 silently ignore conditions.
     async fn keeps_conditions(&self, content: &Bytes) -> Result<bool, DataError> {
         let _permit = self.permits.acquire().await;
         let mut attempts = Attempts::new(self);

@@ -18,21 +18,21 @@ pub enum StoreFailure {
     /// There is no such object, container or bucket.
     #[error("there is no such object or bucket ({said})")]
     NotFound {
-        /// What the store says.
+        /// The message of the store.
         said: String,
     },
     /// The credentials do not allow it, or are not valid.
     #[error("access was refused, expected credentials that may do this ({said})")]
     Refused {
-        /// What the store says.
+        /// The message of the store.
         said: String,
     },
     /// The object is not the one that was there before.
     #[error("the object changed: found {found}, expected {expected}")]
     Changed {
-        /// What it is now.
+        /// Its version now.
         found: String,
-        /// What it was.
+        /// Its version before.
         expected: String,
     },
     /// The object has another size than it should have.
@@ -46,16 +46,16 @@ pub enum StoreFailure {
     /// The object is larger than such a one may be.
     #[error("{0}")]
     TooLarge(tidemill_files::Refused),
-    /// The store cannot do what was asked for, or the request is wrong.
+    /// The store does not support the request, or the request is wrong.
     #[error("{said}")]
     Unsupported {
-        /// What the store says.
+        /// The message of the store.
         said: String,
     },
     /// The store cannot compare an object and write it in one step.
     #[error("the store cannot write an object only where it is unchanged ({said})")]
     Unconditional {
-        /// What the store says.
+        /// The message of the store.
         said: String,
     },
     /// Nothing arrived for a time.
@@ -75,7 +75,7 @@ pub enum StoreFailure {
     /// Anything else: a connection that broke, a server that is too busy.
     #[error("{said}")]
     Other {
-        /// What the store or the connection says.
+        /// The message of the store or the connection.
         said: String,
     },
 }
@@ -93,7 +93,7 @@ impl StoreFailure {
     pub(super) fn of_conditional(error: object_store::Error) -> StoreFailure {
         let is_unknown = matches!(&error, object_store::Error::NotImplemented { .. });
         match StoreFailure::from(error) {
-            // 501 is what servers answer to headers that ask for what they lack.
+            // Servers answer 501 to headers that they do not support.
             StoreFailure::Unsupported { said } if is_unknown || status(&said) == Some(501) => {
                 StoreFailure::Unconditional { said }
             }
@@ -126,14 +126,14 @@ impl From<object_store::Error> for StoreFailure {
             | E::NotImplemented { .. }
             | E::InvalidPath { .. }
             | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
-            // Any conflict (409) is called so; what asks that an object be new looks at it again.
+            // `object_store` reports any conflict (409) so; a write that needs a new object checks again.
             E::AlreadyExists { .. } => StoreFailure::Other { said },
             // Listings report everything as any other error, with the server's answer inside.
             _ if said.contains("NoSuchBucket") => StoreFailure::NotFound { said },
             _ => match status(&said) {
                 Some(404) => StoreFailure::NotFound { said },
                 Some(401 | 403) => StoreFailure::Refused { said },
-                // Of what is the client's fault only these get better with time.
+                // Of the client's errors only these can pass with time.
                 Some(408 | 409 | 425 | 429) => StoreFailure::Other { said },
                 Some(400..=499 | 501 | 505) => StoreFailure::Unsupported { said },
                 _ => StoreFailure::Other { said },
@@ -155,13 +155,13 @@ fn cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a
     None
 }
 
-/// The status in what `object_store` says of an answer that it did not expect.
+/// The status in the message of `object_store` about an unexpected answer.
 fn status(said: &str) -> Option<u16> {
     let (_, status) = said.split_once("status code: ")?;
     status.get(..3)?.parse().ok()
 }
 
-/// An error and its causes in one line, without what a URL may carry in its query.
+/// An error and its causes in one line, without the queries of URLs.
 fn one_line(error: &object_store::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -39,7 +39,7 @@ use url::Url;
 /// How often a request is led elsewhere.
 const MOST_REDIRECTS: usize = 10;
 
-/// What of an error's text is read.
+/// The most bytes of an error's text that are read.
 const ERROR_BYTES: usize = 64 << 10;
 
 /// The longest listing: of a web server it holds all files of a folder, some 500 bytes each.

@@ -41,7 +41,7 @@ impl Location {
             return Ok(Location::from(Path::new(text)));
         };
         let wrong = |found: String, expected: &str| {
-            // What may hold a secret is left out.
+            // Parts that may hold a secret are left out.
             let text = text.split(['?', '#']).next().unwrap_or(text);
             let text = match (text.split_once("://"), text.rsplit_once('@')) {
                 (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),

@@ -10,11 +10,11 @@ use url::Url;
 
 use super::{StoreFailure, StoreSettings};
 
-/// Only these variables are looked at: `object_store` also knows names without them, such as
+/// Only variables with these prefixes are read: `object_store` also knows names without them, such as
 /// `TOKEN` or `TIMEOUT`, which anything else may have set.
 const PREFIXES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
-/// And these, with which machines of clouds tell what runs on them who it is.
+/// And these, by which a machine of a cloud gives programs on it an identity.
 const OTHERS: [&str; 2] = ["IDENTITY_ENDPOINT", "SERVICE_ACCOUNT"];
 
 /// The stores of `memory://name` URLs, by name, for the life of the process.
@@ -46,7 +46,7 @@ pub(super) fn open(
     }
 }
 
-/// What says beside a URL which store it is: two stores can have buckets of one name.
+/// The settings that name the store beside a URL: two stores can have buckets of one name.
 pub(super) fn endpoints(settings: &StoreSettings) -> Vec<String> {
     const PARTS: [&str; 3] = ["ENDPOINT", "BASE_URL", "ACCOUNT_NAME"];
     let mut by_name = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! One operation on one object, here to read it: its attempts, the times between them, and its deadlines.
 //!
-//! A body that breaks is gone on with where it broke, so that progress is not lost. That it is
-//! still the same object is seen by its size, and by its etag where the store knows one.
+//! A body that breaks is resumed where it broke, so that progress is not lost. Its size, and its etag where
+//! the store knows one, show that it is still the same object.
 
 use std::{
     ops::Range,
@@ -38,9 +38,9 @@ const PROGRESS_BYTES: u64 = 1 << 20;
 pub(super) struct Operation {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
-    /// What messages name.
+    /// The name in messages.
     pub(super) url: String,
-    /// What is attempted, as a verb.
+    /// The attempted action, as a verb.
     pub(super) action: &'static str,
     pub(super) settings: Arc<StoreSettings>,
     /// Whether the store has ever answered.
@@ -65,7 +65,7 @@ pub(super) struct Place {
     version: Version,
     /// The object, once there was an answer.
     pub(super) seen: Option<Seen>,
-    /// What the whole may not be larger than.
+    /// The most bytes that the whole object may have.
     kind: Option<Kind>,
 }
 
@@ -96,7 +96,7 @@ impl Operation {
         }
     }
 
-    /// What the object is, by its name.
+    /// The kind of the object, by its name.
     pub(super) fn kind(&self) -> Kind {
         Kind::of_name(self.path.filename().unwrap_or_default())
     }
@@ -125,7 +125,7 @@ impl Operation {
         }
     }
 
-    /// One attempt to read what is left.
+    /// One attempt to read the rest.
     pub(super) async fn read_on(
         &self,
         place: &mut Place,
@@ -153,13 +153,13 @@ impl Operation {
                 return Err(StoreFailure::Truncated { found, expected });
             };
             let mut bytes = bytes?;
-            // No store sends more than it was asked for; if one did, it would be cut.
+            // No store sends more than it was asked for; excess bytes would be cut off.
             bytes.truncate(usize::try_from(end - place.at).unwrap_or(usize::MAX));
             place.at += bytes.len() as u64;
             attempts.progressed(bytes.len() as u64)?;
             let paused = Instant::now();
             if !sink.take(bytes).await {
-                break; // Nobody wants the rest.
+                break; // The caller wants no more.
             }
             attempts.idle += paused.elapsed();
         }
@@ -183,7 +183,7 @@ impl Operation {
 }
 
 impl Version {
-    /// Compares with what an answer says, and learns what was not known.
+    /// Compares the size and version with an answer, and takes over those that were unknown.
     fn check(&mut self, bytes: u64, e_tag: Option<&str>) -> Result<(), StoreFailure> {
         let expected = *self.bytes.get_or_insert(bytes);
         if expected != bytes {
@@ -203,7 +203,7 @@ impl Version {
     }
 }
 
-/// What an operation has behind it.
+/// The attempts of an operation so far.
 pub(super) struct Attempts<'a> {
     operation: &'a Operation,
     back_off: BackOff<'a>,

@@ -32,18 +32,18 @@ use crate::{cache::disk::Origin, error::DataError};
 /// How often a part of a large object is tried again before the whole is.
 const PART_RETRIES: usize = 10;
 
-/// Where nobody wants to wait: most attempts, and the longest that one may be silent and the next
-/// may be put off.
+/// Bounds of hurried operations, for which callers do not wait long: the most attempts, the longest silence
+/// of one, and the longest pause before the next.
 const HURRIED_ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).unwrap();
 const HURRIED_DEADLINE: Duration = Duration::from_secs(5);
 const HURRIED_BACK_OFF: Duration = Duration::from_secs(1);
 
-/// What tells an object from a later one of the same name.
+/// Tells an object from a later one of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Version {
     /// Size of the object, where it is known.
     pub bytes: Option<u64>,
-    /// What the store calls this version, where it does.
+    /// The store's name of this version, where it has one.
     pub e_tag: Option<String>,
 }
 
@@ -56,7 +56,7 @@ pub struct Entry {
     pub bytes: u64,
     /// When it was last written, by the store's clock; many tell whole seconds.
     pub modified: SystemTime,
-    /// What the store calls this version, where it does.
+    /// The store's name of this version, where it has one.
     pub e_tag: Option<String>,
 }
 
@@ -67,14 +67,14 @@ pub struct RemoteFolder {
     prefix: Path,
     location: Location,
     settings: Arc<StoreSettings>,
-    /// As `store`, for what writes: where it knows how to, it tries a part of an object again alone.
+    /// As `store`, for writes: where the store can, a part of an object is tried again alone.
     writer: Arc<dyn ObjectStore>,
     /// Whether the store has ever answered; of all clones.
     has_answered: Arc<AtomicBool>,
     /// Requests at a time, of all clones.
     permits: Arc<Semaphore>,
     cancel: Cancel,
-    /// What says beside the URL which store it is.
+    /// The settings that name the store beside the URL.
     endpoints: Arc<[String]>,
 }
 
@@ -103,7 +103,7 @@ impl RemoteFolder {
         Ok(RemoteFolder { writer, endpoints, ..folder })
     }
 
-    /// A folder of a store that the caller made; `location` is what messages name.
+    /// A folder of a store that the caller made; messages name `location`.
     pub fn of_store(
         store: Arc<dyn ObjectStore>,
         prefix: Path,
@@ -126,7 +126,7 @@ impl RemoteFolder {
         }
     }
 
-    /// The same folder, whose operations end when they are cancelled.
+    /// The same folder, with operations that `cancel` ends.
     pub fn cancelled_by(&self, cancel: Cancel) -> RemoteFolder {
         RemoteFolder { cancel, ..self.clone() }
     }
@@ -138,7 +138,7 @@ impl RemoteFolder {
         RemoteFolder { prefix, location: self.location.join(name), ..self.clone() }
     }
 
-    /// The same folder, whose operations are soon given up.
+    /// The same folder, with operations that are soon given up.
     pub(crate) fn hurried(&self) -> RemoteFolder {
         let settings = StoreSettings {
             attempts: self.settings.attempts.min(HURRIED_ATTEMPTS),
@@ -252,7 +252,7 @@ impl RemoteFolder {
     /// is left there then.
     pub fn get_file(&self, name: &str, file: &std::path::Path) -> Result<(), DataError> {
         let mut target = File::create(file).map_err(DataError::io("create", file))?;
-        // What is not known by its name may be weights, of any size.
+        // An object of an unknown kind may hold weights, of any size.
         let kind = Some(Kind::of_name(name)).filter(|&kind| kind != Kind::Other);
         self.download(name, &Version::default(), kind, |bytes| {
             target.write_all(bytes).map_err(DataError::io("write", file))
@@ -280,7 +280,7 @@ impl RemoteFolder {
     /// Writes a whole object at once, over one that may be there.
     ///
     /// # Errors
-    /// As [`RemoteFolder::get`]; what was there is unchanged then.
+    /// As [`RemoteFolder::get`]; the object is then unchanged.
     pub fn put(&self, name: &str, bytes: Bytes) -> Result<(), DataError> {
         let operation = self.operation("write", name);
         self.wait(operation.url(), async move { operation.put(bytes).await })
@@ -322,7 +322,8 @@ impl RemoteFolder {
         }
     }
 
-    /// A write under conditions, whose attempts are all its own: an earlier one may have succeeded.
+    /// A write under conditions. `object_store` must not repeat its attempts, as one without an answer may
+    /// have succeeded.
     pub(super) fn conditional(&self, name: &str) -> Operation {
         Operation { store: Arc::clone(&self.store), ..self.operation("write", name) }
     }
@@ -372,7 +373,7 @@ impl fmt::Debug for RemoteFolder {
     }
 }
 
-/// A range on its way, or anything else that is not waited for yet.
+/// A range that is being read, or another operation that is not waited for yet.
 pub(crate) struct Started<T = Bytes> {
     receiver: mpsc::Receiver<Result<T, DataError>>,
     url: String,
@@ -384,7 +385,7 @@ impl<T> Started<T> {
         self.receiver.recv().unwrap_or(Err(DataError::Cancelled { url: self.url }))
     }
 
-    /// Waits for it for so long; what it gives is given once.
+    /// Waits for at most so long; the result is given once.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<Result<T, DataError>> {
         match self.receiver.recv_timeout(time) {
             Ok(result) => Some(result),

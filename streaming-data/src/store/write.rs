@@ -20,7 +20,7 @@ const PART_BYTES: u64 = 8 << 20;
 /// Most parts of an object: stores take 10,000, of which S3 wants equal sizes.
 const MOST_PARTS: u64 = 9_999;
 
-/// Parts that are on their way at the same time.
+/// Parts that are uploaded at the same time.
 const PARTS_AT_ONCE: usize = 4;
 
 impl Operation {
@@ -83,7 +83,7 @@ impl Operation {
             file.metadata().map_err(DataError::io("look at what becomes", self.url()))?.len();
         let source = Source { file: Arc::new(file), bytes };
         let mut attempts = Attempts::new(self);
-        // What was sent is not told: there is time for all.
+        // The upload tells no progress: its deadline is that of the whole.
         attempts.bytes = source.bytes;
         loop {
             let written = match source.bytes <= PART_BYTES {
@@ -124,7 +124,7 @@ impl Operation {
             None => Err(StoreFailure::Other { said: "it was given up".to_owned() }),
         };
         if written.is_err() {
-            // Where this fails too, the store's own rules remove what was not completed.
+            // Where this fails too, the store's own rules remove the incomplete upload.
             let _ = self.within(upload.abort()).await;
         }
         written

@@ -19,7 +19,7 @@ pub fn byte_char(byte: u8) -> char {
     char::from_u32(u32::from('\u{100}') + before).unwrap_or_default()
 }
 
-/// A vocabulary: bytes, and what was merged of them.
+/// A vocabulary: bytes, and tokens merged of them.
 ///
 /// Every two tokens that stand side by side in a word are a pair. What is merged next is the pair that occurs most often in all words; of
 /// several the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of the
@@ -115,7 +115,7 @@ struct Occurrences {
     words: Vec<u32>,
 }
 
-/// The words on their way to fewer tokens.
+/// The words, as merges make fewer tokens of them.
 #[derive(Debug, Default)]
 struct Training {
     words: Vec<Word>,
@@ -267,7 +267,7 @@ mod tests {
         assert!(train(&[("a", u64::MAX)], 300, 1).merges().is_empty());
     }
 
-    /// Whatever the words: long runs of one letter, overlaps, tokens that come about in two ways.
+    /// For any words: long runs of one letter, overlaps, tokens that come about in two ways.
     #[test]
     fn what_is_merged_is_what_the_definition_says() {
         let made = |seed: u64| {

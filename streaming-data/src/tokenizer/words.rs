@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use regex_syntax::hir::{Class, HirKind};
 
-/// What a character is to a word.
+/// The part that a character plays in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Letter,

@@ -1,4 +1,4 @@
-//! The cache of shards: what it holds, what it drops, and who shares it.
+//! The cache of shards: which it holds, which it evicts, and how processes share it.
 
 use std::{
     collections::BTreeMap,
@@ -214,10 +214,10 @@ fn a_damaged_file_of_the_cache_is_replaced() {
     assert_eq!(files(cache.path()), whole);
 }
 
-/// What was not downloaded is nobody's to drop: shards of a local data set stay, whatever the limit is, also where
-/// the cache is made in their own folder.
+/// Only downloaded shards are evicted: those of a local data set stay under any limit, also where the cache is
+/// made in their own folder.
 #[test]
-fn the_only_copy_is_never_dropped() {
+fn the_only_copy_is_never_evicted() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let before = contents(folder.path());
     let url = format!("file://{}", folder.path().display());
@@ -242,10 +242,10 @@ fn contents(folder: &FilePath) -> BTreeMap<String, Vec<u8>> {
     files(folder).into_iter().filter_map(|(name, _)| read(name)).collect()
 }
 
-/// Shards that somebody deletes while they are read from are read to their end, and fetched again when they are
-/// wanted again.
+/// Shards that a user deletes while they are read are read to their end, and fetched again when they are
+/// needed again.
 #[test]
-fn what_somebody_deletes_is_fetched_again() {
+fn deleted_shards_are_fetched_again() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
     let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
@@ -273,7 +273,7 @@ fn what_somebody_deletes_is_fetched_again() {
     assert!(downloads > SAMPLES.len(), "nothing was deleted: {downloads} downloads");
 }
 
-/// A part file is its process's as long as that lives, and nobody's afterwards.
+/// A part file belongs to its process as long as that lives, and is removed afterwards.
 #[test]
 fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
@@ -313,9 +313,9 @@ fn held_part(folder: &FilePath, cache: &FilePath) -> (String, File) {
     (name, held)
 }
 
-/// A process that stands still keeps its lock, so that nobody sees whether it will go on.
+/// A stalled process keeps its lock, so that no other process can see whether it will go on.
 #[test]
-fn the_part_of_a_process_that_stands_still_is_not_waited_for_for_ever() {
+fn the_part_of_a_stalled_process_is_not_waited_for_for_ever() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
     let (name, _held) = held_part(folder.path(), cache.path());

@@ -201,7 +201,7 @@ impl Faulty {
         may_fail && !self.was_first.swap(true, Ordering::SeqCst)
     }
 
-    /// Whoever asks for the same again, all of it or what is left of it, gets it right at last.
+    /// A client that asks for the same range again, or for its rest, at last gets the right bytes.
     fn may_flip(&self, path: &Path, end: u64) -> bool {
         let mut flipped = self.flipped.lock().unwrap();
         let flips = flipped.entry((path.to_string(), end)).or_default();
@@ -337,7 +337,7 @@ impl ObjectStore for Faulty {
                 self.inner.put_opts(location, payload, options).await?;
                 Err(broken())
             }
-            // Bytes are others on their way back.
+            // A flip changes bytes only when they are read.
             None | Some(Fault::Flip) => self.inner.put_opts(location, payload, options).await,
             Some(_) => Err(broken()),
         }

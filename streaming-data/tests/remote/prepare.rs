@@ -231,7 +231,7 @@ fn a_faulty_store_gets_the_same_bytes() {
     }
 }
 
-/// While nothing arrives at the store, three shards are on their way, another waits, and no further
+/// While nothing arrives at the store, three shards are being uploaded, another waits, and no further
 /// one is written.
 #[test]
 fn shards_are_sent_side_by_side_and_few_wait() {
@@ -274,7 +274,7 @@ fn large_settings(texts: &TempDir, output: &str) -> PrepareSettings {
     PrepareSettings { seq_len: NonZeroUsize::new(1023), shard_samples: None, ..settings }
 }
 
-/// Of a shard that was half sent no part stays, and nobody waits for the rest of it.
+/// No part of a shard that was half sent stays, and no thread waits for the rest of it.
 #[test]
 fn an_interruption_gives_up_what_is_half_sent() {
     let texts = large_text();

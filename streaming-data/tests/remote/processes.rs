@@ -162,7 +162,7 @@ fn kills_in_the_middle_of_downloads_leave_nothing_behind() {
     let mut left_behind = 0;
     for kill in 0..8 {
         let mut child = stage.start(kill, None, "");
-        // Later and later: after this many shards, while another is on its way.
+        // Later and later: after this many shards, while another is being downloaded.
         wait_until(|| {
             let is_over = stage.result(kill).exists();
             is_over

@@ -18,7 +18,7 @@ use crate::{assert_line, settings, store_settings};
 struct Answer {
     head: String,
     body: &'static [u8],
-    /// Whether the body is repeated until nobody listens.
+    /// Whether the body is repeated until the client closes the connection.
     is_endless: bool,
 }
 
@@ -42,7 +42,7 @@ fn server(answer: Answer) -> (SocketAddr, mpsc::Receiver<String>) {
     let (sender, told) = mpsc::channel();
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
-            // Whoever it answers may go at any moment.
+            // The client may close the connection at any moment.
             let _ = serve(stream, &answer, &sender);
         }
     });

@@ -76,7 +76,7 @@ fn a_shard_that_stays_damaged_is_named_and_not_kept() {
         // By each thread that decodes or fetches ahead, some of which may be of the reader before.
         let requests = store.asked.of(&format!("set/{THIRD}")) - before;
         assert!((4..=24).contains(&requests), "{requests}");
-        // Parts may still be on their way.
+        // Parts may still be downloading.
         let is_third =
             |(name, held): &(String, u64)| name.ends_with(".shard") && *held == bytes.len() as u64;
         assert!(!files(cache.path()).iter().any(is_third), "it was kept");

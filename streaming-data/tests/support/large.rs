@@ -1,5 +1,5 @@
-//! A data set of 50 million samples in 5,000 shards that nobody has: its index, and files of the right
-//! sizes, or a store in memory that has the index alone.
+//! An imaginary data set of 50 million samples in 5,000 shards: its index, and files of the right sizes, or a
+//! store in memory that has the index alone.
 
 use std::{
     fs::{self, File},

@@ -13,7 +13,7 @@ use tidemill_streaming_data::prepare::{Parted, Peers, PrepareError};
 /// Where the processes are.
 struct Room {
     processes: usize,
-    /// Bytes that may be on their way between two of them.
+    /// Bytes that may be in flight between two of them.
     window: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,7 +109,7 @@ pub struct Sent {
 }
 
 /// What process 0 gives where each of so many does `work`, of which the first error ends them all. Between two of them at most
-/// `window` bytes are on their way.
+/// `window` bytes are in flight.
 pub fn in_processes<R: Send>(
     processes: usize,
     window: usize,
@@ -139,7 +139,7 @@ pub fn in_processes<R: Send>(
     if let Some(error) = state.first_error {
         return Err(error);
     }
-    assert!(state.mail.iter().all(VecDeque::is_empty), "messages that were for nobody");
+    assert!(state.mail.iter().all(VecDeque::is_empty), "messages without a receiver");
     assert!(done.iter().skip(1).all(Option::is_none), "process 0 alone reports");
     let sent = Sent { messages: state.messages, bytes: state.bytes };
     Ok((done.into_iter().next().flatten().expect("process 0 reports"), sent))

@@ -15,7 +15,7 @@ use tidemill_streaming_data::prepare::{
 
 use crate::outcome::names;
 
-/// What two processes usually have on their way, and next to nothing.
+/// Bytes that two processes usually have in flight, and next to none.
 pub const ROOM: usize = 4 << 20;
 pub const NO_ROOM: usize = 1;
 

@@ -192,7 +192,7 @@ fn examples_that_were_shown_before_are_not_read_again() {
         bench.write(&format!("in/b{at}.txt"), text(at));
     }
     prepared(&settings(&bench, "out"));
-    // It looks as before, and nobody reads it.
+    // The input has its size and time of before, so the update does not read it.
     let (path, long_ago) =
         (bench.path("in/b1.txt"), fs::metadata(bench.path("in/b1.txt")).unwrap());
     fs::write(&path, "x".repeat(text(1).len())).unwrap();

@@ -1,4 +1,4 @@
-//! How the sums of a bucket come to those that own it.
+//! The way of a bucket's sums to the owners of its parts.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 use super::{Expected, Host, on_host};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::communicator::along_tree::AlongTree;
-use crate::communicator::post::{Key, Sums, What};
+use crate::communicator::post::{ArrivalKind, Key, Sums};
 use crate::communicator::threads::{read_sums, sum_uses, within};
-use crate::communicator::{CommunicatorError, Cut, Result, room};
+use crate::communicator::{CommunicatorError, Cut, Result, reserve};
 use crate::plan::CHUNK_ELEMENTS;
 use crate::tree::Node;
 
-/// A part of a bucket whose sums are formed here, of this group's and of those that come: this rank's own part, or that of a rank
-/// of another host, which is sent its sums over this host's lanes.
+/// A part of a bucket whose sums are formed here, of this group's sums and of those that arrive: this rank's own part, or the part
+/// of a rank of another host, to which the sums over this host's lanes are sent.
 struct Target {
     owner: usize,
-    /// What it owns of the bucket.
+    /// The range of the bucket that it owns.
     own: Range<usize>,
-    /// Over what is summed.
+    /// The nodes to sum over.
     nodes: Vec<Node>,
-    /// Which of the expected are its terms.
+    /// Its terms among the expected chunks.
     terms: Range<usize>,
     /// By node, use and piece: how many terms have not come.
     awaited: Vec<Vec<Vec<usize>>>,
@@ -30,18 +30,18 @@ struct Target {
 
 /// A term of a target.
 struct Term {
-    /// Which of the targets it is of.
+    /// Its target.
     target: usize,
     use_index: usize,
-    /// Where it waits for others; `None` where it is used as it comes.
-    room: Option<usize>,
+    /// Where it is kept until other terms have come; `None` where it is used as it comes.
+    kept_at: Option<usize>,
 }
 
-/// What one call sums.
+/// The sums of one call.
 struct Bucket {
     key: Key,
     uses: usize,
-    /// Whether terms are read where they came.
+    /// Whether terms are read in the memory that they arrive in.
     is_in_place: bool,
     targets: Vec<Target>,
     expected: Vec<Expected<Term>>,
@@ -50,8 +50,8 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Adds what `owner` owns, over `nodes`: `sources` send their sums over nodes within. Of a node of which none is sent nothing
-    /// is awaited.
+    /// Adds the part of `owner`, summed over `nodes`: `sources` send their sums over nodes within. No chunk is awaited for a node
+    /// that no source sends a part of.
     fn add(
         &mut self,
         (owner, own): (usize, Range<usize>),
@@ -70,9 +70,9 @@ impl Bucket {
                 let is_in_place = self.is_in_place && of_node(&over) == 1;
                 for use_index in 0..self.uses {
                     let part = part_of_sums(self.key, use_index, owner);
-                    let room = (!is_in_place).then_some(self.waiting);
+                    let kept_at = (!is_in_place).then_some(self.waiting);
                     self.waiting += if is_in_place { 0 } else { own.len() };
-                    let place = Term { target, use_index, room };
+                    let place = Term { target, use_index, kept_at };
                     let elements = own.len();
                     self.expected.push(Expected { source, part, node, elements, place });
                 }
@@ -89,7 +89,7 @@ fn part_of_sums(key: Key, use_index: usize, owner: usize) -> Part {
 }
 
 impl<B: Backend> Host<B> {
-    /// The sums of what this worker owns of a bucket, in `out`; and what this worker does for the sums of others.
+    /// The sums of this worker's part of a bucket, in `out`; this worker also relays the sums of others.
     pub(super) fn sum(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -97,12 +97,12 @@ impl<B: Backend> Host<B> {
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let told = self.inbox.sums(key)?;
+        let posted = self.inbox.sums(key)?;
         let (member, own) = (self.rank - self.members().start, cut.of_rank(self.rank));
         let place = (member, own.len());
-        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
+        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
         let from = backend.record_timed(stream)?;
-        let uses = told[member].0.uses;
+        let uses = posted[member].0.uses;
         self.send_sums((backend, stream), key, cut, &sums)?;
         let mut bucket = self.awaited(key, uses, cut, backend.memory() == MemoryPlace::Host)?;
         for &Expected { source, elements, .. } in &bucket.expected {
@@ -110,21 +110,21 @@ impl<B: Backend> Host<B> {
         }
         if let Some(target) = bucket.targets.iter().find(|target| target.owner == self.rank) {
             for (place, &node) in target.nodes.iter().enumerate() {
-                // Of a node whose lanes are all of this group nothing comes.
+                // No chunk comes for a node whose lanes are all of this group.
                 if target.awaited[place].iter().flatten().all(|&terms| terms == 0) {
                     let out = out.reborrow().sub(place * uses * own.len(), uses * own.len())?;
-                    let told = within(&sums, node);
-                    sum_uses(&mut self.along_tree, (backend, stream), node, &told, &own, out)?;
+                    let posted = within(&sums, node);
+                    sum_uses(&mut self.along_tree, (backend, stream), node, &posted, &own, out)?;
                 }
             }
         }
         self.sum_what_comes((backend, stream), &mut bucket, &sums, out)?;
         let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, key.bucket, told);
+        self.read.keep_sums(backend, &read, key.bucket, posted);
         Ok(())
     }
 
-    /// Forms the sums of `bucket` of `sums`, which this group has, and of what comes.
+    /// Forms the sums of `bucket`, of `sums` of this group and of arriving chunks.
     fn sum_what_comes(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -135,11 +135,11 @@ impl<B: Backend> Host<B> {
         let Bucket { key, uses, targets, expected, waiting, .. } = bucket;
         let (key, uses, expected) = (*key, *uses, &*expected);
         let (mut received, mut leaving) = (self.received.take(), self.leaving.take());
-        let into = room(&mut received, (backend, stream), *waiting)?;
+        let into = reserve(&mut received, (backend, stream), *waiting)?;
         let mut along_tree = std::mem::replace(&mut self.along_tree, AlongTree::new());
-        // A chunk is used when it comes, so that its sender gets credit back: where others are missing, it is copied.
-        self.receive(key, What::Sums, expected, |host, arrived, start, chunk| {
-            let Expected { node: of, place: Term { target, use_index, room: at }, .. } =
+        // A chunk is used when it comes, so that credit returns to its sender: where other terms are missing, it is copied.
+        self.receive(key, ArrivalKind::Sums, expected, |host, arrived, start, chunk| {
+            let Expected { node: of, place: Term { target, use_index, kept_at: at }, .. } =
                 &expected[arrived];
             let Target { owner, own, nodes, terms, awaited } = &mut targets[*target];
             let values = chunk.values()?;
@@ -165,7 +165,7 @@ impl<B: Backend> Host<B> {
                 from.place.use_index == *use_index && node.holds(from.node)
             };
             for from in expected[terms.clone()].iter().filter(is_of) {
-                let values = match from.place.room {
+                let values = match from.place.kept_at {
                     None => TermValues::Host(&values),
                     Some(at) => TermValues::Buffer(Slice::new(into, at + start, elements)?),
                 };
@@ -180,7 +180,7 @@ impl<B: Backend> Host<B> {
             let sum = if let [_one] = summed[..] {
                 values.into_owned()
             } else {
-                let sum = room(&mut leaving, (backend, stream), elements)?;
+                let sum = reserve(&mut leaving, (backend, stream), elements)?;
                 let out = SliceMut::new(sum, 0, elements)?;
                 along_tree.sum(backend, stream, node, &summed, out)?;
                 backend.to_vec(stream, Slice::new(sum, 0, elements)?)?
@@ -211,7 +211,7 @@ impl<B: Backend> Host<B> {
             }
             let via = self.relay_of_sums(owner);
             if via == self.rank {
-                // Nodes with lanes of other groups of this host leave when these have come.
+                // Nodes with lanes of other groups of this host are sent once those sums have come.
                 for &node in of_group.iter().filter(|node| of_host.contains(node)) {
                     self.send_sum((backend, stream), key, (cut, owner, owner), node, sums)?;
                 }
@@ -234,7 +234,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Sends the sums over `node` of what `owner` owns to `destination`.
+    /// Sends the sums over `node` of the part of `owner` to `destination`.
     fn send_sum(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -247,15 +247,15 @@ impl<B: Backend> Host<B> {
         let parts = within(sums, node);
         let uses = parts.first().map_or(0, |part| part.uses.len());
         if parts.len() != 1 {
-            let room = room(&mut self.leaving, (backend, stream), uses * own.len())?;
-            let out = SliceMut::new(room, 0, uses * own.len())?;
+            let buffer = reserve(&mut self.leaving, (backend, stream), uses * own.len())?;
+            let out = SliceMut::new(buffer, 0, uses * own.len())?;
             sum_uses(&mut self.along_tree, (backend, stream), node, &parts, &own, out)?;
         }
         for index in 0..uses {
             let values = match (&parts[..], &self.leaving) {
                 ([part], _) => on_host((backend, stream), &part.uses[index], own.clone())?,
-                (_, Some(room)) => {
-                    let sum = Slice::new(room, index * own.len(), own.len())?;
+                (_, Some(buffer)) => {
+                    let sum = Slice::new(buffer, index * own.len(), own.len())?;
                     let sum = backend.share(stream, sum)?;
                     on_host((backend, stream), &sum, 0..own.len())?
                 }
@@ -267,7 +267,7 @@ impl<B: Backend> Host<B> {
         Ok(())
     }
 
-    /// What comes here of a bucket of `uses` uses: for this worker's own part, and for those of other hosts whose relay it is.
+    /// The chunks of a bucket of `uses` uses that this worker receives: for its own part, and for ranks of other hosts that it relays.
     fn awaited(&self, key: Key, uses: usize, cut: &Cut, is_in_place: bool) -> Result<Bucket> {
         let (targets, expected) = (Vec::new(), Vec::new());
         let mut bucket = Bucket { key, uses, is_in_place, targets, expected, waiting: 0 };

@@ -28,21 +28,21 @@ fn cut() -> Cut {
 }
 
 /// Sums and gathers the bucket at two steps, as rank 0, which is a process of its own as the others are.
-fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: What) -> Result<()> {
+fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: ArrivalKind) -> Result<()> {
     let (mut stream, cut) = (cpu.device_stream()?, cut());
     let range = 0..OWN + 100;
     let sums = cpu.allocate::<f32>(&mut stream, range.len())?;
     for step in KEY.step..KEY.step + 2 {
         let key = Key { step, ..KEY };
         match what {
-            What::Sums => {
+            ArrivalKind::Sums => {
                 let (nodes, uses) = ([(Node::leaf(0), &sums)], std::slice::from_ref(&range));
                 end.post().sums(cpu, &mut stream, key, &nodes, uses)?;
                 let nodes = end.schedule().sums(0)?.len();
                 let mut out = cpu.allocate(&mut stream, nodes * OWN)?;
                 end.reduce_scatter(cpu, &mut stream, key, &cut, SliceMut::all(&mut out))?;
             }
-            What::Update => {
+            ArrivalKind::Update => {
                 let values = Slice::new(&sums, 0, OWN)?;
                 end.updated(cpu, &mut stream, key, &cut, Values::Fp32(values))?;
                 let mut out = cpu.allocate(&mut stream, range.len())?;
@@ -55,7 +55,7 @@ fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: What) -> Result<()> {
 }
 
 /// What rank 0 says where rank 1 sends `chunks`, and nothing else comes; each is on a host of its own.
-fn said(what: What, chunks: Vec<Chunk>) -> String {
+fn said(what: ArrivalKind, chunks: Vec<Chunk>) -> String {
     said_on(&Topology::of_groups(processes()).unwrap(), what, chunks)
 }
 
@@ -65,7 +65,7 @@ fn processes() -> Vec<Range<usize>> {
 }
 
 /// The same on the hosts of `topology`.
-fn said_on(topology: &Topology, what: What, chunks: Vec<Chunk>) -> String {
+fn said_on(topology: &Topology, what: ArrivalKind, chunks: Vec<Chunk>) -> String {
     let topology = topology.clone();
     let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
     let schedule = Arc::new(LaneSchedule::one_by_one(4, 3).unwrap());
@@ -110,13 +110,13 @@ fn said_on(topology: &Topology, what: What, chunks: Vec<Chunk>) -> String {
 }
 
 /// Piece `piece` of what `source` has to send, of so many elements.
-fn chunk(what: What, source: u32, piece: u32, elements: usize) -> Chunk {
+fn chunk(what: ArrivalKind, source: u32, piece: u32, elements: usize) -> Chunk {
     let (part, node) = match what {
-        What::Sums => {
+        ArrivalKind::Sums => {
             let part = Part::Gradient { bucket: KEY.bucket, use_index: 0, owner: 0 };
             (part, Node::leaf(source))
         }
-        What::Update => (part_of_update(KEY, source as usize), Node { lo: 0, hi: 4 }),
+        ArrivalKind::Update => (part_of_update(KEY, source as usize), Node { lo: 0, hi: 4 }),
     };
     let (destination, step) = (0, KEY.step);
     let header = ChunkHeader { destination, source, part, chunk: piece, node, step };
@@ -137,7 +137,7 @@ fn posted(rank: u32, what: &str, wrong: &str) -> String {
 #[test]
 fn a_chunk_that_is_damaged_or_not_for_this_rank_is_named() {
     let damaged = || Chunk::from_bytes(BytesMut::from(vec![1; 64]).freeze());
-    for what in [What::Sums, What::Update] {
+    for what in [ArrivalKind::Sums, ArrivalKind::Update] {
         let no_chunk = "a message is no chunk: its first bytes are not those of a chunk";
         assert_eq!(said(what, vec![damaged()]), no_chunk);
         let good = chunk(what, 2, 0, 100);
@@ -149,15 +149,16 @@ fn a_chunk_that_is_damaged_or_not_for_this_rank_is_named() {
             "a message is no chunk: it is neither sums of these lanes nor what was updated";
         assert_eq!(said(what, vec![state]), neither);
     }
-    let no_lanes = with(&chunk(What::Sums, 1, 0, 8), |header| header.node = Node::leaf(4));
-    assert!(said(What::Sums, vec![no_lanes]).contains("neither sums of these lanes"));
+    let no_lanes = with(&chunk(ArrivalKind::Sums, 1, 0, 8), |header| header.node = Node::leaf(4));
+    assert!(said(ArrivalKind::Sums, vec![no_lanes]).contains("neither sums of these lanes"));
 }
 
 #[test]
 fn a_chunk_of_another_length_is_named() {
-    for (what, in_words, source, whole) in
-        [(What::Sums, "the sums", 1, CHUNK_ELEMENTS), (What::Update, "the update", 2, 100)]
-    {
+    for (what, in_words, source, whole) in [
+        (ArrivalKind::Sums, "the sums", 1, CHUNK_ELEMENTS),
+        (ArrivalKind::Update, "the update", 2, 100),
+    ] {
         let expected = posted(source, in_words, "of another length");
         for (piece, elements) in [(0, whole - 1), (0, 0), (0, whole + 1), (2, whole), (9, 8)] {
             let chunks = vec![chunk(what, source, piece, elements)];
@@ -169,35 +170,36 @@ fn a_chunk_of_another_length_is_named() {
 /// Also once all of it has come: then the next that waits hears of it.
 #[test]
 fn a_chunk_that_comes_twice_is_named() {
-    let piece = |piece, elements| chunk(What::Sums, 1, piece, elements);
+    let piece = |piece, elements| chunk(ArrivalKind::Sums, 1, piece, elements);
     let (first, second) = (piece(0, CHUNK_ELEMENTS), piece(1, 8));
-    let found = said(What::Sums, vec![first.clone(), first.clone()]);
+    let found = said(ArrivalKind::Sums, vec![first.clone(), first.clone()]);
     assert_eq!(found, posted(1, "the sums", "twice"));
-    let of_others = [chunk(What::Sums, 2, 0, CHUNK_ELEMENTS), chunk(What::Sums, 2, 1, 8)];
+    let of_others =
+        [chunk(ArrivalKind::Sums, 2, 0, CHUNK_ELEMENTS), chunk(ArrivalKind::Sums, 2, 1, 8)];
     let mut chunks = vec![first.clone(), second];
     chunks.extend(of_others);
     chunks.push(first);
-    assert_eq!(said(What::Sums, chunks), posted(1, "the sums", "after all of it had come"));
-    let update = chunk(What::Update, 2, 0, 100);
-    let found = said(What::Update, vec![update.clone(), update]);
+    assert_eq!(said(ArrivalKind::Sums, chunks), posted(1, "the sums", "after all of it had come"));
+    let update = chunk(ArrivalKind::Update, 2, 0, 100);
+    let found = said(ArrivalKind::Update, vec![update.clone(), update]);
     assert_eq!(found, posted(2, "the update", "after all of it had come"));
 }
 
 #[test]
 fn a_chunk_of_a_rank_that_has_nothing_to_send_is_named() {
     let wrong = "that this worker has not to get from it";
-    let update = chunk(What::Update, 1, 0, 8);
-    assert_eq!(said(What::Update, vec![update]), posted(1, "the update", wrong));
-    let none = chunk(What::Sums, 3, 0, CHUNK_ELEMENTS);
+    let update = chunk(ArrivalKind::Update, 1, 0, 8);
+    assert_eq!(said(ArrivalKind::Update, vec![update]), posted(1, "the update", wrong));
+    let none = chunk(ArrivalKind::Sums, 3, 0, CHUNK_ELEMENTS);
     let none = with(&none, |header| header.node = Node::leaf(2));
-    assert_eq!(said(What::Sums, vec![none]), posted(3, "the sums", wrong));
-    let other_lanes = chunk(What::Sums, 1, 0, CHUNK_ELEMENTS);
+    assert_eq!(said(ArrivalKind::Sums, vec![none]), posted(3, "the sums", wrong));
+    let other_lanes = chunk(ArrivalKind::Sums, 1, 0, CHUNK_ELEMENTS);
     let other_lanes = with(&other_lanes, |header| header.node = Node::leaf(2));
-    assert_eq!(said(What::Sums, vec![other_lanes]), posted(1, "the sums", wrong));
-    let other_use = chunk(What::Sums, 1, 0, CHUNK_ELEMENTS);
+    assert_eq!(said(ArrivalKind::Sums, vec![other_lanes]), posted(1, "the sums", wrong));
+    let other_use = chunk(ArrivalKind::Sums, 1, 0, CHUNK_ELEMENTS);
     let part = Part::Gradient { bucket: KEY.bucket, use_index: 1, owner: 0 };
     let other_use = with(&other_use, |header| header.part = part);
-    assert_eq!(said(What::Sums, vec![other_use]), posted(1, "the sums", wrong));
+    assert_eq!(said(ArrivalKind::Sums, vec![other_use]), posted(1, "the sums", wrong));
 }
 
 /// Rank 0 and rank 1 are of one host: rank 0 sums for rank 2, which is of another, and passes on what that has updated.
@@ -207,33 +209,34 @@ fn a_chunk_that_a_relay_has_not_to_get_is_named() {
     let said = |what, chunks| said_on(&topology, what, chunks);
     let for_owner = |owner, source, elements| {
         let part = Part::Gradient { bucket: KEY.bucket, use_index: 0, owner };
-        with(&chunk(What::Sums, source, 0, elements), |header| header.part = part)
+        with(&chunk(ArrivalKind::Sums, source, 0, elements), |header| header.part = part)
     };
     let (sums, update) = ("the sums", "the update");
     let good = for_owner(2, 1, 100);
-    let found = said(What::Sums, vec![good.clone(), good.clone()]);
+    let found = said(ArrivalKind::Sums, vec![good.clone(), good.clone()]);
     assert_eq!(found, posted(1, sums, "twice"));
     for elements in [0, 99, 101] {
-        let found = said(What::Sums, vec![for_owner(2, 1, elements)]);
+        let found = said(ArrivalKind::Sums, vec![for_owner(2, 1, elements)]);
         assert_eq!(found, posted(1, sums, "of another length"), "{elements} elements");
     }
     let foreign = "that this worker has not to get from it";
     for (owner, source) in [(1, 1), (2, 2), (3, 1)] {
-        let found = said(What::Sums, vec![for_owner(owner, source, 100)]);
+        let found = said(ArrivalKind::Sums, vec![for_owner(owner, source, 100)]);
         assert_eq!(found, posted(source, sums, foreign), "of rank {source} for rank {owner}");
     }
     let mut all: Vec<_> = [1, 2]
         .into_iter()
         .flat_map(|source| {
-            [(0, CHUNK_ELEMENTS), (1, 8)].map(|(piece, of)| chunk(What::Sums, source, piece, of))
+            [(0, CHUNK_ELEMENTS), (1, 8)]
+                .map(|(piece, of)| chunk(ArrivalKind::Sums, source, piece, of))
         })
         .collect();
     all.extend([good.clone(), good]);
-    assert_eq!(said(What::Sums, all), posted(1, sums, "after all of it had come"));
+    assert_eq!(said(ArrivalKind::Sums, all), posted(1, sums, "after all of it had come"));
     // What rank 2 has updated comes from rank 2 alone.
-    let passed_on = with(&chunk(What::Update, 2, 0, 100), |header| header.source = 1);
-    assert_eq!(said(What::Update, vec![passed_on]), posted(1, update, foreign));
-    let whole = chunk(What::Update, 2, 0, 100);
-    let found = said(What::Update, vec![whole.clone(), whole]);
+    let passed_on = with(&chunk(ArrivalKind::Update, 2, 0, 100), |header| header.source = 1);
+    assert_eq!(said(ArrivalKind::Update, vec![passed_on]), posted(1, update, foreign));
+    let whole = chunk(ArrivalKind::Update, 2, 0, 100);
+    let found = said(ArrivalKind::Update, vec![whole.clone(), whole]);
     assert_eq!(found, posted(2, update, "after all of it had come"));
 }

@@ -1,4 +1,4 @@
-//! How what was updated comes to the ranks that hold it.
+//! The way of updates to the ranks that hold the parameters.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use tidemill_kernels::{Backend, HostView, SliceMut};
 
 use super::{Expected, Host, on_host};
 use crate::chunk::{Chunk, ChunkHeader, Part};
-use crate::communicator::post::{Key, What};
+use crate::communicator::post::{ArrivalKind, Key};
 use crate::communicator::threads::copy_updates;
 use crate::communicator::values::{SharedValues, words};
 use crate::communicator::{Cut, Holders, Result, Values, ValuesMut};
 
 impl<B: Backend> Host<B> {
-    /// Tells what this worker has updated to those that read its memory, and sends it to those that do not.
+    /// Posts this worker's update to the workers that read its memory, and sends it to those that do not.
     pub(super) fn tell_update(
         &self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -39,7 +39,7 @@ impl<B: Backend> Host<B> {
         self.send_values(&words, self.header(part, root, key.step), &readers)
     }
 
-    /// Brings what other workers have updated to `out`.
+    /// Copies the updates of other workers to `out`.
     pub(super) fn bring_updates(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -49,11 +49,11 @@ impl<B: Backend> Host<B> {
     ) -> Result<()> {
         let bytes = out.element_bytes();
         if self.holders == Holders::EACH {
-            let told = self.inbox.updates(key)?;
+            let posted = self.inbox.updates(key)?;
             let ranks = (self.members().start, self.rank);
             let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
-            copy_updates((backend, stream), &told, ranks, cut, into, traffic)?;
-            self.read.keep_updates(backend, key, told);
+            copy_updates((backend, stream), &posted, ranks, cut, into, traffic)?;
+            self.read.keep_updates(backend, key, posted);
         }
         for Source { owner, rank } in self.sources() {
             let bytes = cut.of_rank(self.holders.place(owner)).len() * bytes;
@@ -68,7 +68,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// What the ranks of other groups have updated.
+    /// Receives the updates of the ranks of other groups.
     fn receive_updates<T: Element>(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -85,7 +85,7 @@ impl<B: Backend> Host<B> {
             Expected { source, part, node, elements: place.len().div_ceil(of_word), place }
         });
         let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
-        self.receive(key, What::Update, &expected, |host, index, start, chunk| {
+        self.receive(key, ArrivalKind::Update, &expected, |host, index, start, chunk| {
             host.pass_on_update(chunk)?;
             let Range { start: first, end } = expected[index].place;
             let (at, words) = (first + start * of_word, chunk.values()?);
@@ -95,7 +95,7 @@ impl<B: Backend> Host<B> {
         })
     }
 
-    /// Passes what another host has sent to this worker, for its host, on to the others of the host that read it.
+    /// Passes a chunk that another host has sent to this worker, for its host, on to the others of the host that read it.
     fn pass_on_update(&self, chunk: &Chunk) -> Result<()> {
         let header = *chunk.header()?;
         let is_for_host = self.topology.host_of(header.source as usize) != self.host;
@@ -107,7 +107,7 @@ impl<B: Backend> Host<B> {
         if readers.peek().is_none() {
             return Ok(());
         }
-        // A copy: the chunk is a part of what the network wants back.
+        // A copy: the chunk would pin a slab of the network.
         let words = HostView::from(chunk.values()?.into_owned());
         let chunks = readers.map(|reader| {
             let (destination, source) = (reader as u32, self.rank as u32);
@@ -116,7 +116,7 @@ impl<B: Backend> Host<B> {
         self.pass_on(chunks.collect())
     }
 
-    /// The workers of other groups of this host that are sent what this one has updated, or passes on.
+    /// The workers of other groups of this host to which this one sends its updates, or passes others on.
     fn readers_here(&self) -> Box<dyn Iterator<Item = usize> + '_> {
         match self.holders {
             Holders::EACH => {
@@ -127,12 +127,12 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// The workers of other hosts that are sent what this one has updated.
+    /// The workers of other hosts to which this one sends its updates.
     fn relays(&self) -> impl Iterator<Item = usize> + '_ {
         self.other_hosts().filter_map(|host| self.relay(host, self.rank))
     }
 
-    /// The worker of `host` that is sent what `owner` of another host has updated; `None` where none there reads it.
+    /// The worker of `host` to which updates of `owner` of another host are sent; `None` where none there reads them.
     fn relay(&self, host: usize, owner: usize) -> Option<usize> {
         if self.holders == Holders::EACH {
             return Some(self.topology.relay(host, owner));
@@ -143,14 +143,14 @@ impl<B: Backend> Host<B> {
         readers.get(place.checked_rem(readers.len())?).copied()
     }
 
-    /// The ranks of `host` that hold what this one holds.
+    /// The ranks of `host` that hold the same parameters as this one.
     fn counterparts(&self, host: usize) -> impl Iterator<Item = usize> + use<B> {
         let of_host = self.topology.ranks_of(host);
         let all = self.holders.counterparts(self.rank, self.ranks);
         all.filter(move |rank| of_host.contains(rank))
     }
 
-    /// What comes to this worker, or to another of its group that receives it for all.
+    /// The updates that come to this worker, or to another of its group that receives them for all.
     fn sources(&self) -> Vec<Source> {
         let own = match self.holders {
             Holders::EACH => self.members(),
@@ -167,7 +167,7 @@ impl<B: Backend> Host<B> {
         others.filter(|owner| !own.contains(owner)).map(source).collect()
     }
 
-    /// The worker of this group that receives what `source`, of another group, sends of updates.
+    /// The worker of this group that receives the updates of `source`, of another group.
     fn reader(&self, source: usize) -> usize {
         match self.topology.host_of(source) == self.host {
             _ if self.holders != Holders::EACH => self.rank,
@@ -177,11 +177,11 @@ impl<B: Backend> Host<B> {
     }
 }
 
-/// From where an update comes.
+/// The origin of an update.
 struct Source {
-    /// Whose it is.
+    /// The rank that made it.
     owner: usize,
-    /// What sends it: its owner, or the relay.
+    /// The rank that sends it: its owner, or the relay.
     rank: usize,
 }
 

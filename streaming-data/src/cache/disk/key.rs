@@ -10,9 +10,9 @@ const PREFIX: &str = "tidemill-";
 
 /// The store and folder that a data set is read from.
 ///
-/// The hash of a shard is no defence against a forger, and its index is as trustworthy as the place
-/// it is from: so no data set finds what another one brought. Of the place a forger could choose a
-/// part, and this hash is one.
+/// The hash of a shard is no defence against a forger, and an index is only as trustworthy as its place:
+/// so no data set uses a cached shard that another one brought. A forger could choose a part of the place,
+/// which is why the origin is a cryptographic hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Origin(u128);
 
@@ -30,11 +30,11 @@ impl Origin {
     }
 }
 
-/// What a cached shard is known by.
+/// The identity of a cached shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     origin: Origin,
-    /// Of the content; of the place where that is not known.
+    /// The hash of the content; of the place, where the content's is not known.
     digest: ContentHash,
     is_of_content: bool,
     bytes: u64,
@@ -98,7 +98,7 @@ impl FromStr for Key {
         let digest = digest.parse().map_err(|_| ())?;
         let bytes = part()?.parse().map_err(|_| ())?;
         let key = Key { origin, digest, is_of_content, bytes };
-        // What would be written otherwise (capitals, leading zeros) is not ours.
+        // A name in another spelling (capitals, leading zeros) is not of this scheme.
         if key.to_string() == text { Ok(key) } else { Err(()) }
     }
 }
@@ -108,7 +108,7 @@ impl FromStr for Key {
 pub(super) enum Name {
     /// A whole shard.
     Shard(Key),
-    /// One on its way.
+    /// A shard that is being downloaded.
     Part { key: Key, process: u32, number: u64 },
 }
 

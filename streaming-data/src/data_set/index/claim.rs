@@ -1,4 +1,5 @@
-//! The index of a data set in a store while that is being prepared: who prepares it.
+//! The claim that stands in place of a data set's index while it is being prepared in a store: it names the
+//! run of `prepare`.
 //!
 //! It is an `index.json` with the single key `preparing`, which every version of this crate refuses
 //! to take for an index.
@@ -10,14 +11,14 @@ struct Claim<'a> {
     preparing: &'a str,
 }
 
-/// What stands in the place of the index; the token differs between any two runs of `prepare`.
+/// The claim, as bytes in the place of the index; the token differs between any two runs of `prepare`.
 pub(crate) fn claim_of(token: &str) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(&Claim { preparing: token }).expect("it is JSON");
     bytes.push(b'\n');
     bytes
 }
 
-/// Whether an index is not one, but says that it is to come.
+/// Whether the bytes in the place of the index are a claim.
 pub(crate) fn is_claim(index: &[u8]) -> bool {
     serde_json::from_slice::<Claim<'_>>(index).is_ok()
 }

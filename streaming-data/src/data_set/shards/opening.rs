@@ -1,4 +1,4 @@
-//! A folder or URL that is opened, before it is known what the rows of its shards are.
+//! A folder or URL that is opened, before the form of its rows is known.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ pub(crate) struct Opened {
     location: Location,
     /// Where it is remote.
     remote: Option<Remote>,
-    /// What it says of itself, where it does.
+    /// The index, where there is one.
     index: Option<Index>,
 }
 
@@ -34,7 +34,7 @@ impl Opened {
     ///
     /// # Errors
     /// [`DataError::NotAFolder`], [`DataError::Location`], [`DataError::Store`],
-    /// [`DataError::Io`], and what is wrong with the index.
+    /// [`DataError::Io`], and defects of the index.
     pub(crate) fn new(path: &Path, settings: &DataSettings) -> Result<Opened, DataError> {
         let location = Location::of_path(path)?;
         let Some(path) = location.local().map(Path::to_owned) else {
@@ -80,7 +80,7 @@ impl Opened {
     /// Opens a folder of a remote store.
     ///
     /// # Errors
-    /// [`DataError::Store`], and what is wrong with the index.
+    /// [`DataError::Store`], and defects of the index.
     pub(crate) fn of_store(
         folder: RemoteFolder,
         settings: &DataSettings,
@@ -108,7 +108,7 @@ impl Opened {
         Opened { location, remote, index: Some(index) }
     }
 
-    /// What it says of itself, where it does.
+    /// The index, where there is one.
     pub(crate) fn index(&self) -> Option<&Index> {
         self.index.as_ref()
     }
@@ -126,7 +126,7 @@ impl Opened {
     /// must be.
     ///
     /// # Errors
-    /// As [`Opened::indexed`], and what is wrong with the first shard.
+    /// As [`Opened::indexed`], and defects of the first shard.
     pub(crate) fn indexed_by_first<T>(
         &self,
         index: &Index,
@@ -155,7 +155,7 @@ impl Opened {
     /// The shards that are there. `of_first` learns from the first what the rows of all must be.
     ///
     /// # Errors
-    /// [`DataError::NoShards`], and what is wrong with a footer.
+    /// [`DataError::NoShards`], and defects of a footer.
     pub(crate) fn unindexed<T>(&self, of_first: &OfFirst<'_, T>) -> Result<(Shards, T), DataError> {
         let folder = match (&self.remote, self.location.local()) {
             (Some(remote), _) => Folder::Remote(&remote.folder),

@@ -77,17 +77,17 @@ pub enum SkipReason {
     /// It is one shard of an MDS data set, which says little without the index beside it.
     #[error("it is a shard of an MDS data set, expected the folder with its index.json")]
     LooseMdsShard,
-    /// An `index.json` that cannot be understood, so that nobody knows what its folder is.
+    /// An `index.json` that cannot be understood, so that the kind of its folder is unknown.
     #[error("it is no JSON, expected the index of an MDS data set or of another")]
     Index {
-        /// Where and what.
+        /// The place and the defect.
         #[source]
         source: serde_json::Error,
     },
     /// It is no Parquet file, although its name says so.
     #[error("it is not a Parquet file, or a damaged one")]
     NotParquet {
-        /// What the Parquet reader says.
+        /// The error of the Parquet reader.
         #[source]
         source: parquet::errors::ParquetError,
     },
@@ -96,7 +96,7 @@ pub enum SkipReason {
     Damaged {
         /// The first place that could not be read.
         from: Place,
-        /// What whoever reads the format says.
+        /// The message of the reader of the format.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },

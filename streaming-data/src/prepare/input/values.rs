@@ -54,7 +54,7 @@ impl Values {
         self.rows.push(Row::Null);
     }
 
-    /// Keeps the first rows only; the bytes of others are in nobody's way.
+    /// Keeps the first rows only; the bytes of the others stay in memory, and are not read.
     pub(crate) fn truncate(&mut self, rows: usize) {
         self.rows.truncate(rows);
     }

@@ -2,22 +2,22 @@
 //!
 //! A store has no rename, and shards without an index would be taken for a data set. So the first
 //! object that is written is a [claim](crate::data_set::index) in the place of the index, and the index is the
-//! last: it takes the claim's place. In between nothing there is a data set. A claim that was left by a
-//! process that was killed is taken over.
+//! last: it takes the claim's place. In between the folder is no data set. The claim of a process that was
+//! killed is taken over.
 //!
-//! In that place stand claims, one after the other, and an index at last; each is put only over the one
-//! that was seen there, and none is ever removed: see [`Claim`]. So of two that prepare the same data set
-//! at the same time, the one that claimed it last goes on; the other sees before its next object that the
-//! claim is not its own, and could not publish in any case. Each writes under names that hold its token,
-//! and removes those alone. Only behind an index removes its writer also what it had seen there of others
-//! before: their claims are gone, and can become no index. Names of content, which those of updatable data
-//! sets are, hold no token: whoever writes them writes the same, and nobody removes them.
+//! That place holds claims, one after the other, and at last an index; each is put only over the one that
+//! was seen there, and none is ever removed: see [`Claim`]. So of two processes that prepare the same data
+//! set at the same time, the one that claimed it last goes on; the other finds before its next object that
+//! the claim is not its own, and could not publish in any case. Each writes objects under names that hold its
+//! token, and removes those alone. A process that has published its index also removes the objects of others
+//! that it had seen there before: their claims are gone, and cannot become an index. Updatable data sets name
+//! objects by their content, without a token: every process writes the same bytes, and none removes them.
 //!
-//! An index whose put failed without an answer may still arrive. So the shards that it names are removed
+//! An index may still arrive though its put failed without an answer. So the shards that it names are removed
 //! only after another claim was put over the one that it needs.
 //!
-//! Shards are written to files without a name in the folder for temporary files, of which a kill
-//! leaves nothing, and sent while the next are being written.
+//! Shards are written to unnamed files in the folder for temporary files, of which a kill leaves nothing, and
+//! are uploaded while the next are being written.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ use crate::{
     store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token},
 };
 
-/// How long a shard on its way is waited for before the caller may look at something else.
+/// How long one call waits for a shard that is being uploaded.
 const MOMENT: Duration = Duration::from_millis(50);
 
 /// See the [module](self).
@@ -48,7 +48,7 @@ pub(crate) struct RemoteOutput {
     token: String,
     claim: Claim,
     given_up: Cancel,
-    on_their_way: Vec<Started<Claimed>>,
+    uploading: Vec<Started<Claimed>>,
 }
 
 /// What an index is that was put without an answer.
@@ -91,15 +91,8 @@ impl RemoteOutput {
             let token = new_token();
             let content = claim_of(&token).into();
             if let Some(claim) = folder.claim(INDEX_FILE, content, found.as_ref())? {
-                let (given_up, on_their_way) = (Cancel::default(), Vec::new());
-                return Ok(RemoteOutput {
-                    folder,
-                    temporary,
-                    token,
-                    claim,
-                    given_up,
-                    on_their_way,
-                });
+                let (given_up, uploading) = (Cancel::default(), Vec::new());
+                return Ok(RemoteOutput { folder, temporary, token, claim, given_up, uploading });
             }
             // Another was there first: with a claim, or a data set.
         }
@@ -191,7 +184,7 @@ impl Output for RemoteOutput {
 
     fn take(&mut self, _: &str, name: &str, file: File) -> Result<(), PrepareError> {
         let started = self.folder.start_claimed(&self.claim, name, file, &self.given_up)?;
-        self.on_their_way.push(started);
+        self.uploading.push(started);
         Ok(())
     }
 
@@ -200,11 +193,11 @@ impl Output for RemoteOutput {
         Ok(self.folder.put(name, content.into())?)
     }
 
-    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError> {
-        let stored = wait_for_some(&mut self.on_their_way, on_their_way)?;
+    fn has_at_most(&mut self, uploading: usize) -> Result<bool, PrepareError> {
+        let stored = wait_for_some(&mut self.uploading, uploading)?;
         match stored.contains(&Claimed::Others) {
             true => Err(self.taken()),
-            false => Ok(self.on_their_way.len() <= on_their_way),
+            false => Ok(self.uploading.len() <= uploading),
         }
     }
 
@@ -213,7 +206,7 @@ impl Output for RemoteOutput {
         index: &Index,
         tokenizer_json: Option<&str>,
     ) -> Result<(), PrepareError> {
-        assert!(self.on_their_way.is_empty(), "all shards were waited for");
+        assert!(self.uploading.is_empty(), "all shards were waited for");
         let put = match index.state {
             Some(_) => self.put(&version_file(index), index.to_bytes()),
             None => Ok(()),
@@ -251,7 +244,7 @@ impl Output for RemoteOutput {
     fn abandon(mut self: Box<Self>) {
         // What is still being sent could land behind what removes it.
         self.given_up.cancel();
-        for started in self.on_their_way.drain(..) {
+        for started in self.uploading.drain(..) {
             let _ = started.wait();
         }
         // Whatever ended the run is the error to report. What stays is under a claim, and is no data
@@ -262,18 +255,18 @@ impl Output for RemoteOutput {
 
 /// Takes out what has arrived; where more than `most` have not, it waits a moment.
 pub(super) fn wait_for_some<T>(
-    on_their_way: &mut Vec<Started<T>>,
+    uploading: &mut Vec<Started<T>>,
     most: usize,
 ) -> Result<Vec<T>, PrepareError> {
     let (mut at, mut arrived) = (0, Vec::new());
-    while at < on_their_way.len() {
-        // The first is waited for; whether others have arrived is seen at once.
-        let is_waited_for = at == 0 && on_their_way.len() > most;
+    while at < uploading.len() {
+        // Only the first upload is waited for; the others are only checked.
+        let is_waited_for = at == 0 && uploading.len() > most;
         let time = if is_waited_for { MOMENT } else { Duration::ZERO };
-        match on_their_way[at].wait_for(time) {
+        match uploading[at].wait_for(time) {
             None => at += 1,
             Some(stored) => {
-                on_their_way.remove(at);
+                uploading.remove(at);
                 arrived.push(stored?);
             }
         }

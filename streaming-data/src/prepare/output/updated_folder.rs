@@ -62,7 +62,7 @@ impl WriterLock {
 
 impl Drop for WriterLock {
     fn drop(&mut self) {
-        // While it is locked: nobody can have taken it for their own.
+        // Removed while it is locked, so that it is no other process's lock yet.
         let _ = fs::remove_file(self.lock.path());
     }
 }

@@ -1,9 +1,9 @@
 //! A data set in a store, of which a new version is written.
 //!
-//! Objects are written under names that are of their content, so that it does not matter how many write
-//! them. `index.json` is replaced last, and only where it is still the one that the update began with: of two
-//! that update the same data set at once, one alone does, and the other learns that its version is not the
-//! newest. Nothing is removed here; that nobody else did shows before it is replaced.
+//! Objects are named by their content, so that several processes may write the same one. `index.json` is
+//! replaced last, and only where it is still the one that the update began with: of two updates of the same
+//! data set at once, one alone succeeds, and the other learns that its version is not the newest. Nothing is
+//! removed here; before `index.json` is replaced, it is checked that no other process removed a needed object.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ pub(crate) struct UpdatedStore {
     /// What the version has that is to be replaced.
     there: BTreeSet<String>,
     given_up: Cancel,
-    on_their_way: Vec<Started<()>>,
+    uploading: Vec<Started<()>>,
 }
 
 impl UpdatedStore {
@@ -44,9 +44,9 @@ impl UpdatedStore {
         (found, unpruned): (Found, Unpruned),
         there: BTreeSet<String>,
     ) -> UpdatedStore {
-        let (given_up, on_their_way) = (Cancel::default(), Vec::new());
+        let (given_up, uploading) = (Cancel::default(), Vec::new());
         let temporary = env::temp_dir();
-        UpdatedStore { folder, temporary, found, unpruned, there, given_up, on_their_way }
+        UpdatedStore { folder, temporary, found, unpruned, there, given_up, uploading }
     }
 
     /// Whether the store's index has these bytes, as far as it says so soon.
@@ -71,7 +71,7 @@ impl Output for UpdatedStore {
 
     fn take(&mut self, _: &str, name: &str, file: File) -> Result<(), PrepareError> {
         if !self.there.contains(name) {
-            self.on_their_way.push(self.folder.start_file(name, file, &self.given_up)?);
+            self.uploading.push(self.folder.start_file(name, file, &self.given_up)?);
         }
         Ok(())
     }
@@ -83,13 +83,13 @@ impl Output for UpdatedStore {
         }
     }
 
-    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError> {
-        wait_for_some(&mut self.on_their_way, on_their_way)?;
-        Ok(self.on_their_way.len() <= on_their_way)
+    fn has_at_most(&mut self, uploading: usize) -> Result<bool, PrepareError> {
+        wait_for_some(&mut self.uploading, uploading)?;
+        Ok(self.uploading.len() <= uploading)
     }
 
     fn publish(self: Box<Self>, index: &Index, _: Option<&str>) -> Result<(), PrepareError> {
-        assert!(self.on_their_way.is_empty(), "all shards were waited for");
+        assert!(self.uploading.is_empty(), "all shards were waited for");
         let bytes = index.to_bytes();
         if self.found.content == bytes {
             return Ok(());
@@ -110,7 +110,7 @@ impl Output for UpdatedStore {
 
     fn abandon(self: Box<Self>) {
         self.given_up.cancel();
-        for started in self.on_their_way {
+        for started in self.uploading {
             let _ = started.wait();
         }
     }

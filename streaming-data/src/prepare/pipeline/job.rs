@@ -2,8 +2,8 @@
 //! encode a row group.
 //!
 //! A job depends on nothing but its content, so that any thread may do it at any time, and ends
-//! with a result whatever happens: a panic of a tokenizer is caught and becomes an error, since
-//! whoever puts the results in order waits for every one of them.
+//! with a result in any case: a panic of a tokenizer is caught and becomes an error, since the thread that
+//! puts the results in order waits for every one of them.
 
 use std::{
     any::Any,
@@ -175,10 +175,10 @@ pub(crate) enum Found {
     Skipped(SkipReason),
 }
 
-/// Does jobs until there are no more, or nobody wants results.
+/// Does jobs until there are no more, or results are no longer wanted.
 pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Numbered<Done>>) {
     while let Some(Numbered { number, item: job }) = jobs.pop() {
-        // What the job consumes is freed with it, before somebody else accounts for it as free.
+        // The job frees its inputs before the calling thread counts their memory as free.
         let item = match job {
             Job::Read(reading) => {
                 let path = &work.inputs[reading.input].path;
@@ -380,7 +380,7 @@ fn take(work: &Work<'_>, at_hand: PartAtHand, number: u64) -> Result<PartDone, P
     Ok(done)
 }
 
-/// Whether a sample that somebody else tokenized is of the vocabulary, where that is known.
+/// Whether an already tokenized sample is of the vocabulary, where that is known.
 fn check_sample(
     work: &Work<'_>,
     path: &Path,

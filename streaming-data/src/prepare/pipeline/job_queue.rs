@@ -1,8 +1,8 @@
 //! Jobs that wait for a thread.
 //!
-//! First come, first served, but for one kind: whoever has the reader of an input keeps all others
-//! supplied, so cutting the next part goes before everything else. Otherwise the threads would work
-//! off what waits, and then wait for one of them while it reads.
+//! Jobs are done in the order in which they come, but for one kind: the thread that cuts parts off an input
+//! supplies all others, so cutting the next part goes before everything else. Otherwise the threads would do
+//! all waiting jobs, and then wait for the one that reads.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use std::{
 
 use super::job::{Job, Numbered};
 
-/// Jobs on their way from one thread to many.
+/// Jobs that one thread hands to many.
 #[derive(Default)]
 pub(crate) struct JobQueue {
     state: Mutex<State>,
@@ -65,7 +65,7 @@ impl Drop for CloseAtEnd<'_> {
     fn drop(&mut self) {
         let mut state = self.queue.lock();
         state.is_closed = true;
-        // Nobody wants their results.
+        // The results are no longer wanted.
         state.jobs.clear();
         drop(state);
         self.queue.changed.notify_all();

@@ -1,4 +1,4 @@
-//! What a process reads of its own inputs, brought on its way to process 0.
+//! Sends process 0 what a process reads of its own inputs.
 
 use std::ops::ControlFlow;
 

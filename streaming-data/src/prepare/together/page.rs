@@ -1,4 +1,5 @@
-//! What a process read, on its way to process 0: pages of batches and ends of inputs, and in the end a summary.
+//! The messages in which a process sends process 0 what it has read: pages of batches and ends of inputs, and
+//! in the end a summary.
 
 use super::{
     counts::{read_tally, write_tally},

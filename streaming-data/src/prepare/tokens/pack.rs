@@ -5,7 +5,7 @@
 //! predicted exactly once. Here the stream is still without that overlap; the rows are laid out
 //! where they are encoded.
 //!
-//! A stream of rows that somebody else cut ([`Rows::Apart`]) keeps them: row `r` is tokens
+//! A stream of rows that were cut before ([`Rows::Apart`]) keeps them: row `r` is tokens
 //! `[r * (seq_len + 1), (r + 1) * (seq_len + 1))`.
 
 use std::mem;
@@ -76,7 +76,7 @@ pub(crate) struct Packer {
     stream_tokens: u64,
 }
 
-/// What is left when the stream ends.
+/// The rest when the stream ends.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
     /// The last row group, if rows are left for one.

@@ -1,8 +1,8 @@
-//! What an index says of tokens, and whether it can.
+//! The tokens that an index describes, and whether it can.
 
 use crate::prepare::{PrepareError, PrepareSettings, Tokenize, TokenizedBy, input::Contents};
 
-/// What an index says of tokens.
+/// The description of tokens in an index.
 pub(crate) struct Vocabulary<'a> {
     /// Its size; none where that is found out from the samples.
     pub size: Option<u32>,

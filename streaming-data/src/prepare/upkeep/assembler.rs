@@ -66,7 +66,7 @@ pub(crate) struct Assembler<'a> {
     inputs: usize,
 }
 
-/// What was assembled.
+/// The outcome of assembling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub documents: u64,

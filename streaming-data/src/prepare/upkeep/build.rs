@@ -14,7 +14,6 @@ use std::{
 
 use super::{
     Changes,
-    asked::Asked,
     assembler::{Assembler, Step},
     cut::ContentCut,
     former::{FormerInputs, FormerRecords, Known, Places, known_texts},
@@ -24,6 +23,7 @@ use super::{
     recorder::{Counts, Listed, Past, Recorder, Source},
     seen::{Look, SEEN_FILE, Seen},
     state::{Methods, PartEntry, State, Version, state_file},
+    stored_settings::StoredSettings,
     wanted::{Fetching, Plan, Wanted},
 };
 use crate::{
@@ -67,7 +67,7 @@ pub enum Verify {
 
 /// What is built, beside what is read.
 pub(crate) struct Upkeep<'a> {
-    pub asked: Asked,
+    pub settings: StoredSettings,
     pub tokenizer: ContentHash,
     pub dedup: DedupSettings,
     /// The version before, if there is one, and what inputs looked like then.
@@ -171,7 +171,7 @@ pub(crate) fn build(
     let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts, reporting);
     let mut built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
     (changes.shards_kept, changes.shards_read) = (built.kept_shards, built.read_shards);
-    let state = State::new(upkeep.asked, upkeep.tokenizer, built.parts);
+    let state = State::new(upkeep.settings, upkeep.tokenizer, built.parts);
     let bytes = state.to_bytes();
     let state = State::entry(&bytes);
     if reporting == Reporting::Files {
@@ -236,7 +236,7 @@ fn list<'a>(
     work.inputs.iter().map(list).collect()
 }
 
-/// What was built.
+/// The outcome of a build.
 #[derive(Default)]
 struct Built {
     outcome: Outcome,

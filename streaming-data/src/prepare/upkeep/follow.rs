@@ -40,7 +40,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Follow {
     settings: UpdateSettings,
-    /// What the data set was asked to be, once that was read.
+    /// The settings of the data set, once they were read.
     asked: Option<PrepareSettings>,
     /// What the newest version was made of, as far as looks tell.
     made_of: Option<Looks>,

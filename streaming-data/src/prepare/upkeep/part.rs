@@ -19,7 +19,7 @@ pub(crate) const STATE_VERSION: u64 = 1;
 const MAGIC: &[u8; 8] = b"tidemill";
 const HEADER_BYTES: usize = 28;
 
-/// What the name of a part ends in.
+/// The end of the name of a part.
 pub(crate) const PART_SUFFIX: &str = "part";
 
 /// A part that was opened: its bytes are what they should be.

@@ -26,7 +26,7 @@ use crate::{
     store::{Location, RemoteFolder, StoreSettings},
 };
 
-/// What was removed.
+/// The files that were removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PruneReport {
     /// Versions that are left, the newest first.

@@ -68,7 +68,7 @@ pub(crate) struct Past<'a> {
     pub places: Places,
 }
 
-/// What was recorded.
+/// The outcome of recording.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Documents that are on the list.

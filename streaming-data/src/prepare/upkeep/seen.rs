@@ -23,7 +23,7 @@ pub(crate) const SEEN_FILE: &str = "seen";
 /// File systems tell times in steps of up to two seconds.
 const STEP: Duration = Duration::from_secs(2);
 
-/// What a file looked like.
+/// The size and time of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Look {
     pub bytes: u64,

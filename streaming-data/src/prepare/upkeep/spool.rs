@@ -1,4 +1,4 @@
-//! Records on their way: in a file without a name, so that memory does not grow with the documents.
+//! Records between the two passes: in a file without a name, so that memory does not grow with the documents.
 
 use std::{
     env,

@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use tidemill_files::{Kind, read};
 
 use super::{
-    asked::Asked,
     copies::Copies,
     cut::CUT,
     part::{Part, STATE_VERSION, check_version},
     record::{Record, RecordReader},
     seen::{SEEN_FILE, Seen},
+    stored_settings::StoredSettings,
 };
 use crate::{
     DataSet,
@@ -38,7 +38,7 @@ use crate::{
     store::{Found, RemoteFolder},
 };
 
-/// What the name of the JSON ends in.
+/// The end of the name of the JSON file.
 pub(crate) const STATE_SUFFIX: &str = "json";
 
 /// The content of the JSON file.
@@ -48,7 +48,7 @@ pub(crate) struct State {
     pub methods: Methods,
     /// [`tokenizer_identity`].
     pub tokenizer: ContentHash,
-    pub settings: Asked,
+    pub settings: StoredSettings,
     /// In the order of the stream.
     pub parts: Vec<PartEntry>,
 }
@@ -95,7 +95,11 @@ impl Methods {
 
 impl State {
     /// That of a data set which is written now.
-    pub(crate) fn new(settings: Asked, tokenizer: ContentHash, parts: Vec<PartEntry>) -> State {
+    pub(crate) fn new(
+        settings: StoredSettings,
+        tokenizer: ContentHash,
+        parts: Vec<PartEntry>,
+    ) -> State {
         State { format_version: STATE_VERSION, methods: Methods::own(), tokenizer, settings, parts }
     }
 

@@ -22,7 +22,7 @@ use crate::prepare::{
 /// Documents that are planned between two questions whether to go on.
 const PLANNED_AT_ONCE: u64 = 1 << 12;
 
-/// What is read again for its tokens.
+/// The documents that are read again for their tokens.
 pub(super) struct Plan {
     pub inputs: Vec<Input>,
     pub wanted: Wanted,

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Scratch {
 }
 
 impl Scratch {
-    /// Memory for what is in the file.
+    /// Memory for the bytes of the file.
     pub(in crate::shard) fn stored(&mut self) -> &mut Vec<u8> {
         &mut self.stored
     }

@@ -8,7 +8,7 @@
 //! Contract: any bytes are answered, with [`None`] for what is no header or is cut off, without
 //! panicking, recursing deeply or taking memory.
 
-/// What the header of a page says.
+/// The header of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageHeader {
     /// Size of the page's content in the file.
@@ -18,7 +18,7 @@ pub(crate) struct PageHeader {
     pub(crate) content: PageContent,
 }
 
-/// What a page holds.
+/// The kind of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageContent {
     /// Levels and values compressed together, levels preceded by their length.
@@ -339,7 +339,7 @@ mod tests {
         list.extend([0xff; 9]);
         assert_eq!(PageHeader::parse(&list), None);
         assert_eq!(PageHeader::parse(&[0x9c; 10_000]), None);
-        // Any single byte changed: an answer, whatever it is.
+        // With any single byte changed there is an answer, right or wrong, and no panic.
         for at in 0..DATA.len() {
             for value in 0..=255 {
                 let mut bytes = DATA;

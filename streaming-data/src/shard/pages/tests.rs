@@ -111,7 +111,7 @@ fn pages_of_every_common_form_are_decoded_alone() {
                     let (short, all) = short_way(&path, RULE).expect("a directory");
                     assert_eq!(short, all, "{version:?} {compression:?} {dictionary}");
                     assert!(all > 20, "many pages");
-                    // What is wrong is left to the long way.
+                    // The general reader says which defect it is.
                     let few = RowRule { vocab_size: Some(899), ..RULE };
                     assert!(short_way(&path, few).is_none_or(|(short, all)| short < all));
                     let longer = RowRule { row_tokens: ROW_TOKENS + 1, ..RULE };

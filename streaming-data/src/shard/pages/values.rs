@@ -132,7 +132,7 @@ impl Dictionary {
                 look_up(runs, bit_width, count, tokens.widened(), entry)?
             }
         };
-        // What was looked up beyond the entries is padding, and is thrown away with the page.
+        // Indices beyond the entries are padding, and are thrown away with the page.
         (count == 0 || (largest as usize) < self.length).then_some(())
     }
 }
@@ -146,7 +146,7 @@ fn padded<T: Copy + Default>(mut tokens: Vec<T>) -> Option<Box<[T; SHORT]>> {
     tokens.into_boxed_slice().try_into().ok()
 }
 
-/// Appends what `entry` gives for `count` indices; the largest index.
+/// Appends the answers of `entry` for `count` indices; answers the largest index.
 fn look_up<T: Copy + Default>(
     mut runs: Runs<'_>,
     bit_width: usize,
@@ -212,7 +212,7 @@ fn unpack_all<const WIDTH: usize, T: Copy + Default>(
 ) -> u32 {
     let mut largest = 0;
     let mut left = count;
-    // What the largest index is among is kept by lanes, which become one vector.
+    // The largest index is kept by lanes, which become one vector.
     let mut largest_of = [0_u32; 8];
     let mut block = [T::default(); 8 * BLOCK_GROUPS];
     let mut at = 0;

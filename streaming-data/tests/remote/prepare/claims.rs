@@ -79,8 +79,8 @@ fn a_claim_is_an_error_to_readers_and_is_taken_over() {
     assert_eq!(open().unwrap().shards().len(), 2);
 }
 
-/// What ends a `prepare` is its error, and nothing of it stays but the claim. What one before it left does:
-/// that one may be at it still.
+/// The failure that ends a `prepare` is its error, and nothing of it stays but the claim. Objects of an earlier
+/// `prepare` stay, as that one may still be running.
 #[test]
 fn errors_and_interruptions_leave_nothing() {
     let texts = texts(6);
@@ -171,7 +171,7 @@ fn what_is_on_its_way_is_removed_too() {
 }
 
 /// Of two that write to the same place, the one that began last goes on, and the other removes what it
-/// wrote and nothing else: whether that one is done or still at it.
+/// wrote and nothing else, whether the first is done or still running.
 #[test]
 fn one_that_was_overtaken_ends_and_touches_nothing_of_the_other() {
     let (ours, others) = (texts(6), texts(3));
@@ -183,7 +183,7 @@ fn one_that_was_overtaken_ends_and_touches_nothing_of_the_other() {
         let result = prepare_to_store(&folder, &settings, &ByteTokenizer, &mut |now| {
             if now.samples > 0 && left.is_none() {
                 if is_done {
-                    // What is on its way would land in between.
+                    // An upload in flight would land in between.
                     wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
                     run_in(&folder, &others, 1).unwrap();
                 } else {

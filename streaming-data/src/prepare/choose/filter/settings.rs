@@ -99,7 +99,7 @@ impl FilterSettings {
         Ok(())
     }
 
-    /// What is trained on of a text: all of it, what the filters leave, or nothing. What they did is added to
+    /// The part of a text to train on: all of it, the rest that the filters leave, or nothing. Their effect is added to
     /// the report. The same text always has the same verdict.
     pub fn apply<'a>(&self, text: &'a str, report: &mut FilterReport) -> Option<Cow<'a, str>> {
         judge(&self.sets, text, report)

@@ -1,4 +1,4 @@
-//! Histograms as SVG, with the same numbers as a table for those who do not see them.
+//! Histograms as SVG, with the same numbers as a table for readers who cannot see them.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Entries of a process's documents, on their way to the processes of their buckets.
+//! Entries of a process's documents, sent to the processes of their buckets.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! What a data set was asked to be: the settings of its preparation, as they stand in its state.
+//! The settings of a data set's preparation, as they stand in its state.
 
 use std::{
     env,
@@ -17,7 +17,7 @@ use crate::prepare::{
 /// Settings of a preparation, but for those that change no byte. Paths are absolute: an update may begin
 /// in another folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct StoredSettings {
     inputs: Vec<String>,
     glob: String,
     text_key: Option<String>,
@@ -35,18 +35,18 @@ pub(crate) struct Asked {
     pub base: String,
 }
 
-impl Asked {
-    /// What the settings say.
+impl StoredSettings {
+    /// The settings, without those that change no byte.
     ///
     /// # Errors
     /// [`PrepareError::PathNotUtf8`], or that of the operating system where there is no current folder.
-    pub(crate) fn of(settings: &PrepareSettings) -> Result<Asked, PrepareError> {
+    pub(crate) fn of(settings: &PrepareSettings) -> Result<StoredSettings, PrepareError> {
         let base = env::current_dir().map_err(PrepareError::io("look at", "."))?;
         let absolute = |path: &PathBuf| {
             let absolute = std::path::absolute(path).map_err(PrepareError::io("look at", path))?;
             text(&absolute)
         };
-        Ok(Asked {
+        Ok(StoredSettings {
             inputs: settings.inputs.iter().map(absolute).collect::<Result<_, _>>()?,
             glob: settings.glob.clone(),
             text_key: settings.text_key.clone(),

@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! Which batches and threads wait for which others.
 
 use std::{
     collections::HashSet,
@@ -41,13 +41,13 @@ enum Event {
     /// Decoding of a page has begun, or has come to its end.
     Decoding(u64),
     Decoded(u64),
-    /// What the test says.
+    /// The test lets pages be decoded.
     Go,
-    /// Nothing waits any more.
+    /// The test ends: no decoding waits any more.
     Over,
 }
 
-/// What happens when a page is decoded, in place of decoding it.
+/// What happens where a page would be decoded.
 #[derive(Clone, Copy)]
 enum Decoding {
     Fails,
@@ -55,14 +55,14 @@ enum Decoding {
     WaitsFor(Event),
 }
 
-/// Items are positions and the pages that they were found in.
+/// Items are positions and their pages.
 struct Pages {
     /// The page of each position.
     pages: Vec<u64>,
     decoding: Vec<(u64, Decoding)>,
     decoded: BoundedCache<u64, Page>,
     events: Mutex<HashSet<Event>>,
-    /// Whether something did not happen before the deadline.
+    /// Events that did not happen before the deadline.
     late: Mutex<Vec<Event>>,
     begun: AtomicUsize,
     ended: AtomicUsize,
@@ -131,7 +131,7 @@ impl Work for Arc<Pages> {
         self.ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn leave(&self, _: u64) {}
+    fn remove_reader(&self, _: u64) {}
 
     fn close(&self) {}
 
@@ -140,19 +140,19 @@ impl Work for Arc<Pages> {
         positions: &[Range<u64>],
         (): &mut (),
         items: &mut Vec<(u64, u64)>,
-        patience: Patience,
+        if_busy: IfBusy,
         is_older_ready: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
         for position in positions.iter().cloned().flatten().skip(items.len()) {
             let key = self.pages[position as usize];
             let decode = || self.decode(key);
-            let page = match patience {
-                Patience::Wait => self.decoded.get_or_load(key, decode)?,
-                Patience::None => {
-                    let (loads, steps_back) = (self.decoded.loads(), is_older_ready());
-                    match self.decoded.try_get_or_load(key, !steps_back, decode)? {
+            let page = match if_busy {
+                IfBusy::Wait => self.decoded.get_or_load(key, decode)?,
+                IfBusy::Defer => {
+                    let (loads, yields) = (self.decoded.loads(), is_older_ready());
+                    match self.decoded.try_get_or_load(key, !yields, decode)? {
                         Some(page) => page,
-                        None if steps_back => return Ok(Progress::StepsBack),
+                        None if yields => return Ok(Progress::Yields),
                         None => return Ok(Progress::Waits { loads }),
                     }
                 }
@@ -167,8 +167,8 @@ impl Work for Arc<Pages> {
     }
 }
 
-/// Whatever becomes of the test, the threads end.
-struct Closing<'a>(&'a Workshop<Arc<Pages>>);
+/// Ends the threads even where the test fails.
+struct Closing<'a>(&'a WorkerPool<Arc<Pages>>);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
@@ -181,30 +181,30 @@ impl Drop for Closing<'_> {
 fn with_two_threads(
     pages: &Arc<Pages>,
     batches: usize,
-    consume: impl FnOnce(&Workshop<Arc<Pages>>, u64),
+    consume: impl FnOnce(&WorkerPool<Arc<Pages>>, u64),
 ) {
     let batch = BatchRule { samples: BATCH as u64, ends_with_range: false };
-    let workshop = Workshop::new(Arc::clone(pages), Bounds { batch, batches });
+    let pool = WorkerPool::new(Arc::clone(pages), Bounds { batch, batches });
     thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| workshop.do_work());
+            scope.spawn(|| pool.run_worker());
         }
-        let _closing = Closing(&workshop);
-        consume(&workshop, enter(&workshop));
+        let _closing = Closing(&pool);
+        consume(&pool, enter(&pool));
     });
     assert_eq!(*pages.late.lock().unwrap(), []);
 }
 
 /// A reader of all positions.
-fn enter(workshop: &Workshop<Arc<Pages>>) -> u64 {
-    let positions = 0..workshop.work().pages.len() as u64;
-    workshop.enter(Box::new(std::iter::once(positions)), Arc::new(|| {}))
+fn enter(pool: &WorkerPool<Arc<Pages>>) -> u64 {
+    let positions = 0..pool.work().pages.len() as u64;
+    pool.add_reader(Box::new(std::iter::once(positions)), Arc::new(|| {}))
 }
 
-fn take(workshop: &Workshop<Arc<Pages>>, reader: u64) -> Taken<(u64, u64)> {
+fn take(pool: &WorkerPool<Arc<Pages>>, reader: u64) -> Taken<(u64, u64)> {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        if let Poll::Ready(taken) = workshop.try_take(reader) {
+        if let Poll::Ready(taken) = pool.try_take(reader) {
             return taken;
         }
         assert!(Instant::now() < deadline, "a batch does not come");
@@ -213,13 +213,13 @@ fn take(workshop: &Workshop<Arc<Pages>>, reader: u64) -> Taken<(u64, u64)> {
 }
 
 /// Reads to the end or a failure: how many positions were read.
-fn read(workshop: &Workshop<Arc<Pages>>, reader: u64) -> (usize, Option<DataError>) {
+fn read(pool: &WorkerPool<Arc<Pages>>, reader: u64) -> (usize, Option<DataError>) {
     let mut read = 0;
     loop {
-        match take(workshop, reader) {
+        match take(pool, reader) {
             Taken::Batch(items) => {
                 for item in items {
-                    assert_eq!(item, (read as u64, workshop.work().pages[read]));
+                    assert_eq!(item, (read as u64, pool.work().pages[read]));
                     read += 1;
                 }
             }
@@ -229,9 +229,9 @@ fn read(workshop: &Workshop<Arc<Pages>>, reader: u64) -> (usize, Option<DataErro
     }
 }
 
-fn read_all(workshop: &Workshop<Arc<Pages>>, reader: u64) {
-    let (read, failure) = read(workshop, reader);
-    assert_eq!((read, failure.is_none()), (workshop.work().pages.len(), true), "{failure:?}");
+fn read_all(pool: &WorkerPool<Arc<Pages>>, reader: u64) {
+    let (read, failure) = read(pool, reader);
+    assert_eq!((read, failure.is_none()), (pool.work().pages.len(), true), "{failure:?}");
 }
 
 fn assert_each_ended(pages: &Pages, batches: usize) {
@@ -244,24 +244,24 @@ fn as_stored(pages: u64) -> Vec<u64> {
     (0..pages).flat_map(|page| [page; 8]).collect()
 }
 
-/// Page 0 is decoded only after page 2 has been, which one thread would never come to.
+/// Page 0 is decoded only after page 2, which one thread alone would never reach.
 #[test]
-fn a_thread_begins_what_needs_nothing_that_another_is_at() {
+fn a_thread_begins_the_next_batch_in_place_of_waiting() {
     let waits = Decoding::WaitsFor(Event::Decoded(2));
     let pages = Pages::new(&as_stored(6), &[(0, waits)]);
     with_two_threads(&pages, 20, read_all);
     assert_each_ended(&pages, pages.batches());
 }
 
-/// Both threads come to pages that are decoded only when a reader has what needs page 0.
+/// Both threads come to pages that are decoded only once a reader has the batches that need page 0.
 #[test]
-fn what_was_laid_aside_comes_before_what_was_not_begun() {
+fn deferred_batches_come_before_those_not_begun() {
     let after = |event| Decoding::WaitsFor(event);
     let gates = [(0, after(Event::Decoded(2))), (5, after(Event::Go)), (6, after(Event::Go))];
     let pages = Pages::new(&as_stored(7), &gates);
-    with_two_threads(&pages, 20, |workshop, reader| {
+    with_two_threads(&pages, 20, |pool, reader| {
         for batch in 0..3 {
-            let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch {batch}") };
+            let Taken::Batch(items) = take(pool, reader) else { panic!("no batch {batch}") };
             assert_eq!(items[0], (3 * batch, 0));
         }
         pages.happens(Event::Go);
@@ -269,9 +269,9 @@ fn what_was_laid_aside_comes_before_what_was_not_begun() {
 }
 
 /// The first batch waits for page 1, which the thread of the second decodes while the other is held
-/// up in the third; what the second needs then comes after the first.
+/// up in the third; the next page of the second comes after the first batch.
 #[test]
-fn a_later_batch_steps_back_before_it_decodes_more() {
+fn a_later_batch_yields_before_it_decodes_more() {
     let after = |event| Decoding::WaitsFor(event);
     let gates = [
         (0, after(Event::Decoding(1))),
@@ -280,11 +280,11 @@ fn a_later_batch_steps_back_before_it_decodes_more() {
         (3, after(Event::Go)),
     ];
     let pages = Pages::new(&[0, 1, 1, 1, 2, 2, 3, 3, 3], &gates);
-    with_two_threads(&pages, 20, |workshop, reader| {
-        let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch") };
+    with_two_threads(&pages, 20, |pool, reader| {
+        let Taken::Batch(items) = take(pool, reader) else { panic!("no batch") };
         assert_eq!(items, [(0, 0), (1, 1), (2, 1)]);
         pages.happens(Event::Go);
-        let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch") };
+        let Taken::Batch(items) = take(pool, reader) else { panic!("no batch") };
         assert_eq!(items, [(3, 1), (4, 2), (5, 2)]);
     });
 }
@@ -292,28 +292,28 @@ fn a_later_batch_steps_back_before_it_decodes_more() {
 /// With two batches at once the second is waited for: it is made when page 0 is there, though the
 /// first goes on to a page that is held up.
 #[test]
-fn what_was_laid_aside_is_waited_for_when_nothing_more_may_be_begun() {
+fn a_deferred_batch_is_waited_for_when_no_other_may_be_begun() {
     let after = |event| Decoding::WaitsFor(event);
     let pages = Pages::new(&[0, 0, 1, 0, 0, 0], &[(0, after(Event::Go)), (1, after(Event::Over))]);
-    with_two_threads(&pages, 2, |workshop, reader| {
+    with_two_threads(&pages, 2, |pool, reader| {
         assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == 2));
         pages.happens(Event::Go);
-        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 1), "nobody waited");
+        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 1), "no thread waited");
         pages.happens(Event::Over);
-        read_all(workshop, reader);
+        read_all(pool, reader);
     });
     assert_each_ended(&pages, 2);
 }
 
-/// Laid aside or not, no more batches are begun than the bound says.
+/// Deferred or not, no more batches are begun than the bound says.
 #[test]
-fn the_bound_holds_for_what_is_laid_aside() {
+fn the_bound_counts_deferred_batches() {
     for batches in [1, 2, 3] {
         let pages = Pages::new(&as_stored(6), &[(0, Decoding::WaitsFor(Event::Go))]);
-        with_two_threads(&pages, batches, |workshop, reader| {
+        with_two_threads(&pages, batches, |pool, reader| {
             assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == batches));
             pages.happens(Event::Go);
-            read_all(workshop, reader);
+            read_all(pool, reader);
         });
         assert_each_ended(&pages, pages.batches());
         assert!(pages.most_begun.load(Ordering::SeqCst) <= batches, "of {batches}");
@@ -321,30 +321,30 @@ fn the_bound_holds_for_what_is_laid_aside() {
 }
 
 #[test]
-fn what_was_laid_aside_goes_with_its_reader() {
+fn deferred_batches_go_with_their_reader() {
     let pages = Pages::new(&as_stored(6), &[(0, Decoding::WaitsFor(Event::Go))]);
     let all = pages.batches();
-    with_two_threads(&pages, 20, |workshop, reader| {
+    with_two_threads(&pages, 20, |pool, reader| {
         // All but those of page 0, of which one is in work.
         assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == all - 3));
-        workshop.leave(reader);
-        let next = enter(workshop);
+        pool.remove_reader(reader);
+        let next = enter(pool);
         pages.happens(Event::Go);
-        read_all(workshop, next);
+        read_all(pool, next);
         assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 2 * all));
     });
     assert_each_ended(&pages, 2 * all);
 }
 
-/// What fails after it was laid aside has kept what was made of it before.
+/// A batch that fails after it was deferred keeps the items made before.
 #[test]
-fn a_failure_comes_behind_what_was_made_before_it_was_laid_aside() {
+fn a_failure_comes_behind_the_items_made_before_the_batch_was_deferred() {
     for decoding in [Decoding::Fails, Decoding::Panics] {
         // The second batch has page 0 and waits for page 1, then comes to page 2.
         let gates = [(1, Decoding::WaitsFor(Event::Decoding(3))), (2, decoding)];
         let pages = Pages::new(&[0, 0, 1, 0, 1, 2, 3, 3, 3], &gates);
-        with_two_threads(&pages, 20, |workshop, reader| {
-            let (read, failure) = read(workshop, reader);
+        with_two_threads(&pages, 20, |pool, reader| {
+            let (read, failure) = read(pool, reader);
             assert_eq!(read, 5);
             match decoding {
                 Decoding::Fails => assert!(matches!(failure, Some(DataError::MissingShard { .. }))),

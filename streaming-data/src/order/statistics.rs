@@ -1,8 +1,8 @@
-//! How well an order mixes, and what reading it costs: to choose one before a run.
+//! Order statistics: how well an order mixes, and what reading it costs, to choose one before a run.
 //!
-//! **Mixing.** What stands close together in a data set is often alike: one site, one language, one
-//! year. A batch whose samples were stored side by side says little more than one of them. The
-//! [effective batch](Survey::effective_batch) puts a number to it: let u be the place of a sample in
+//! **Mixing.** Samples that are stored close together are often alike: one site, one language, one
+//! year. A batch of samples that were stored side by side says little more than one of them. The
+//! [effective batch](OrderStatistics::effective_batch) puts a number to it: let u be the place of a sample in
 //! stored order, from 0 to 1. The mean of u over a batch of B samples drawn independently has the
 //! variance 1 / (12 B) around 1/2; the mean over a batch of the order has some variance v, and
 //! `1 / (12 v)` is the number of independent samples that such a batch is worth to anything that
@@ -10,8 +10,8 @@
 //! Sampling", 1965, times B). It is about 1 for batches that were stored side by side, and B for a
 //! perfect shuffle. It is estimated over batches of several epochs, and good to a tenth.
 //!
-//! **Cost.** What has to be downloaded before the first batch is there, what a cache must hold for
-//! every shard to be downloaded once an epoch, and how often shards are read with a smaller one.
+//! **Cost.** The bytes to download before the first batch, the cache size with which every shard is
+//! downloaded once an epoch, and how often shards are read with a smaller cache.
 
 use std::{collections::BTreeSet, num::NonZeroU64};
 
@@ -20,9 +20,9 @@ use crate::{
     order::{ShuffleOrder, mixture::Mixture},
 };
 
-/// What is known of an order; see the [module](self).
+/// Statistics of an order; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Survey {
+pub struct OrderStatistics {
     /// Samples of a batch.
     pub batch: u64,
     /// Independent samples that a batch is worth, from 1 to about `batch`.
@@ -31,20 +31,20 @@ pub struct Survey {
     pub shards_per_batch: f64,
     /// Bytes of all shards.
     pub bytes: u64,
-    /// Bytes of the shards in which the samples of the first batch are; by ranges it is less.
+    /// Bytes of the shards that hold the samples of the first batch; reading by ranges takes fewer.
     pub first_batch_bytes: u64,
     /// The smallest `cache_limit_bytes` with which shards are downloaded whole, by a decoder of
     /// two threads.
     pub cache_bytes: u64,
-    /// How often a shard is read in an epoch: once where shards are downloaded whole, else (of a full
-    /// shuffle) by ranges, once for every sample; none where a run with such a limit is refused.
+    /// How often a shard is read in an epoch: once where shards are downloaded whole; once for every
+    /// sample where a full shuffle reads ranges; none where a run with such a limit is refused.
     pub reads_per_shard: Option<f64>,
 }
 
-/// Samples that are looked at.
-const LOOKED_AT: u64 = 1 << 19;
+/// About how many samples are measured.
+const MEASURED_SAMPLES: u64 = 1 << 19;
 
-/// Batches that are looked at, at most.
+/// The most batches that are measured.
 const BATCHES: u64 = 1024;
 
 /// Epochs over which they are spread.
@@ -53,19 +53,23 @@ const EPOCHS: u64 = 8;
 /// Threads of a decoder, as by default.
 const THREADS: usize = 2;
 
-impl Survey {
-    /// Surveys the order of a mixture in batches of so many samples, with a cache of
+impl OrderStatistics {
+    /// Measures the order of a mixture in batches of so many samples, with a cache of
     /// `cache_limit_bytes` where it has a limit.
-    pub fn new(mixture: &Mixture, batch: NonZeroU64, cache_limit_bytes: Option<u64>) -> Survey {
+    pub fn new(
+        mixture: &Mixture,
+        batch: NonZeroU64,
+        cache_limit_bytes: Option<u64>,
+    ) -> OrderStatistics {
         let batch = batch.get();
-        let batches = (LOOKED_AT / batch).clamp(16, BATCHES);
+        let batches = (MEASURED_SAMPLES / batch).clamp(16, BATCHES);
         let span = mixture.samples().saturating_mul(EPOCHS).max(batch);
         let (mut squares, mut shards) = (0.0, 0);
         for number in 0..batches {
-            // Spread evenly, and nowhere in step with windows.
+            // Spread evenly, and not in step with windows.
             let start =
                 (u128::from(span - batch) * u128::from(number) / u128::from(batches)) as u64;
-            let (mean, touched) = look(mixture, start, batch);
+            let (mean, touched) = measure(mixture, start, batch);
             squares += (mean - 0.5).powi(2);
             shards += touched.len();
         }
@@ -74,7 +78,7 @@ impl Survey {
         let bytes = |part: usize| -> u64 {
             mixture.data_set(part).shards().iter().map(|shard| shard.bytes()).sum()
         };
-        let (_, first) = look(mixture, 0, batch);
+        let (_, first) = measure(mixture, 0, batch);
         let first_batch_bytes =
             first.iter().map(|&(part, shard)| mixture.data_set(part).shards()[shard].bytes()).sum();
         let cache_bytes = parts()
@@ -89,7 +93,7 @@ impl Survey {
         let (samples, count) = parts().fold((0, 0), |(samples, count), (_, part)| {
             (samples + part.data_set.samples(), count + part.data_set.shards().len())
         });
-        Survey {
+        OrderStatistics {
             batch,
             effective_batch: (1.0 / (12.0 * variance)).max(1.0),
             shards_per_batch: shards as f64 / batches as f64,
@@ -106,7 +110,7 @@ impl Survey {
 
 /// Mean place in stored order of the samples of a batch, from 0 to 1, and the parts and shards in
 /// which they are.
-fn look(mixture: &Mixture, start: u64, batch: u64) -> (f64, BTreeSet<(usize, usize)>) {
+fn measure(mixture: &Mixture, start: u64, batch: u64) -> (f64, BTreeSet<(usize, usize)>) {
     let (mut sum, mut shards) = (0.0, BTreeSet::new());
     for position in start..start + batch {
         let mixed = mixture.sample_at(position);

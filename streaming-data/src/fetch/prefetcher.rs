@@ -1,7 +1,8 @@
-//! Threads that fetch shards ahead, and decoding threads that fetch what they cannot wait for.
+//! The prefetcher: its threads download shards ahead of their need, and decoding threads download the
+//! shards that they need at once.
 //!
-//! Room in the cache is taken in the order of need, one shard after the other, so that a shard
-//! never waits for room that a later one has taken; downloads then go on side by side.
+//! Shards are admitted to the cache in the order of need, one after the other, so that a shard never
+//! waits for bytes that a later one has taken; admitted shards are downloaded side by side.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -13,12 +14,12 @@ use std::{
 };
 
 use super::{
-    Fetcher, limit, neighbours,
+    Fetcher, limit, registry,
     wanted::{Access, Wanted},
 };
 use crate::{
     cache::{
-        disk::{Key, Room, ShardCache, Urgency},
+        disk::{Admission, Key, Priority, ShardCache},
         memory::BoundedCache,
     },
     data_set::shards::{Files, Remote, Shards},
@@ -28,14 +29,14 @@ use crate::{
     store::{Cancel, RemoteFolder},
 };
 
-/// How long to wait before looking again at what another process does.
-const OTHERS: Duration = Duration::from_millis(20);
+/// How long to wait before looking again at the downloads of other processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Remote objects that are open because more of their ranges may be needed.
+/// Remote objects that stay open because more of their ranges may be needed.
 const OPEN_OBJECTS: usize = 256;
 
 /// See the [module](self).
-pub(crate) struct Crew {
+pub(crate) struct Prefetcher {
     pub(super) shards: Shards,
     pub(super) order: CanonicalOrder,
     pub(super) folder: RemoteFolder,
@@ -43,16 +44,16 @@ pub(crate) struct Crew {
     wanted: Wanted,
     /// None where no shard is wanted whole.
     cache: Option<ShardCache>,
-    /// What the cache must hold for it at once.
+    /// Bytes that the cache must hold at once for this stream.
     needed_bytes: u64,
     pub(super) keys: Vec<Key>,
     by_key: HashMap<Key, usize>,
     objects: BoundedCache<usize, ShardFile>,
     requests: usize,
-    /// Held by the one who takes room for a shard ahead of its need.
-    turn: Mutex<()>,
+    /// Held by the thread that asks to admit a shard ahead of its need.
+    admitting: Mutex<()>,
     pub(super) state: Mutex<State>,
-    /// Something in the state is otherwise.
+    /// Notified after every change of the state.
     changed: Condvar,
 }
 
@@ -60,58 +61,58 @@ pub(crate) struct Crew {
 pub(super) struct State {
     is_closed: bool,
     readers: BTreeMap<u64, Place>,
-    /// Where the last of them is, or was.
+    /// The position of the reader that is furthest behind; the last one known, where all have left.
     pub(super) position: Option<u64>,
-    /// The shard needed first from there on.
+    /// The shard needed first from that position on, and the position of that need.
     head: Option<(usize, u64)>,
-    in_work: HashSet<usize>,
-    /// Decoding threads that wait for a request to end, or take room. Nobody takes room ahead of
-    /// them, or there might be none for them but that of a shard which is needed as soon.
-    urgent: usize,
-    /// Shards that were seen to be in the cache, and were not dropped by this process.
+    in_flight: HashSet<usize>,
+    /// Decoding threads that wait for a request to end, or ask to admit a shard. Meanwhile no shard is
+    /// admitted ahead of its need, or only shards that are needed as soon might be left to evict.
+    waiting_decoders: usize,
+    /// Shards that were seen in the cache, and were not evicted by this process.
     present: HashSet<usize>,
-    /// Shards that another process is at. Forgotten when the head moves.
+    /// Shards that another process downloads. Forgotten when the head moves.
     skipped: HashSet<usize>,
-    /// Shards that failed ahead of their need: why, the reader that needs them will find out.
+    /// Shards that failed ahead of their need; a reader that needs one tries again and gets the error.
     failed: HashSet<usize>,
-    /// Nothing fits into the cache ahead of its need. Forgotten when the head moves.
+    /// No shard can be admitted ahead of its need. Forgotten when the head moves.
     is_full: bool,
-    pub(super) ranks: Option<neighbours::Ranks>,
+    pub(super) ranks: Option<registry::Ranks>,
 }
 
 /// Where a reader is.
 #[derive(Default)]
 struct Place {
-    /// Where its batches begin that are being decoded.
-    in_work: Vec<u64>,
-    /// Behind the last of them.
+    /// The first positions of its batches that are being decoded.
+    batches: Vec<u64>,
+    /// The end of the furthest batch so far.
     end: u64,
 }
 
 impl Place {
     fn position(&self) -> u64 {
-        self.in_work.iter().copied().min().unwrap_or(self.end)
+        self.batches.iter().copied().min().unwrap_or(self.end)
     }
 }
 
 /// A shard to fetch ahead.
-struct Ahead {
+struct Candidate {
     shard: usize,
     /// Its place in the order.
     rank: u64,
-    /// What was needed first.
+    /// The shard that was needed first then, as in the state.
     head: Option<(usize, u64)>,
 }
 
-/// What became of an attempt to have a shard in the cache.
+/// The outcome of an attempt to bring a shard into the cache.
 pub(super) enum Fetched {
-    Landed(Arc<ShardFile>),
-    /// Another process, or another decoder, is at it.
-    OnItsWay,
-    NoRoom,
+    Done(Arc<ShardFile>),
+    /// Another process, or another decoder, downloads it.
+    InProgress,
+    CacheFull,
 }
 
-impl Crew {
+impl Prefetcher {
     pub(super) fn start(
         shards: &Shards,
         remote: &Remote,
@@ -123,9 +124,10 @@ impl Crew {
         let limit_bytes = remote.settings.cache.limit_bytes;
         let order = shards.order(order.settings())?;
         let folder = remote.settings.cache.folder(remote.folder.location());
-        // What others of this process need of the limit.
-        let others = folder.as_ref().map_or_else(|_| Vec::new(), |folder| neighbours::of(folder));
-        let taken_bytes = others.iter().map(|crew| crew.needed_bytes).sum();
+        // Other streams of this process need a part of the limit.
+        let others =
+            folder.as_ref().map_or_else(|_| Vec::new(), |folder| registry::sharing(folder));
+        let taken_bytes = others.iter().map(|prefetcher| prefetcher.needed_bytes).sum();
         let left_bytes = limit_bytes.map(|limit| limit.saturating_sub(taken_bytes));
         let wanted = Wanted::new(shards.shards(), &order, positions, left_bytes);
         let whole: Vec<(u64, u64)> = (shards.shards().iter().enumerate())
@@ -146,7 +148,7 @@ impl Crew {
         let origin = remote.folder.origin();
         let keys: Vec<Key> = shards.shards().iter().map(|shard| shard.key(origin)).collect();
         let requests = remote.settings.store.requests.get();
-        let crew = Arc::new(Crew {
+        let prefetcher = Arc::new(Prefetcher {
             shards: shards.clone(),
             order,
             folder: remote.folder.cancelled_by(cancel.clone()),
@@ -158,32 +160,32 @@ impl Crew {
             keys,
             objects: BoundedCache::new(OPEN_OBJECTS),
             requests,
-            turn: Mutex::default(),
+            admitting: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         // Made before the threads: if one fails to start, those before it end with this.
-        let fetcher = Fetcher::Remote(Arc::clone(&crew));
-        neighbours::join(&crew);
-        if crew.cache.is_some() {
+        let fetcher = Fetcher::Remote(Arc::clone(&prefetcher));
+        registry::register(&prefetcher);
+        if prefetcher.cache.is_some() {
             for number in 0..requests.min(shards.shards().len()) {
-                let crew = Arc::clone(&crew);
+                let prefetcher = Arc::clone(&prefetcher);
                 thread::Builder::new()
                     .name(format!("tidemill-fetch-{number}"))
-                    .spawn(move || crew.work_ahead())
+                    .spawn(move || prefetcher.prefetch())
                     .map_err(DataError::io("start a thread to fetch", shards.path()))?;
             }
         }
         Ok(fetcher)
     }
 
-    /// Whether it keeps shards in the cache of a folder.
+    /// Whether this prefetcher keeps shards in the cache of a folder.
     pub(super) fn uses(&self, folder: &Path) -> bool {
         let is_there = self.cache.as_ref().is_some_and(|cache| cache.folder() == folder);
         is_there && !self.lock().is_closed
     }
 
-    /// The shard that a key is of, where it is one of these.
+    /// The shard of a key, where the stream has it.
     pub(super) fn shard_of(&self, key: &Key) -> Option<usize> {
         self.by_key.get(key).copied()
     }
@@ -210,31 +212,31 @@ impl Crew {
         self.changed.notify_all();
     }
 
-    pub(super) fn enter(&self, reader: u64, positions: Range<u64>) {
+    pub(super) fn begin_batch(&self, reader: u64, positions: Range<u64>) {
         let mut state = self.lock();
         let place = state.readers.entry(reader).or_default();
-        place.in_work.push(positions.start);
+        place.batches.push(positions.start);
         place.end = place.end.max(positions.end);
         self.moved(state);
     }
 
-    pub(super) fn exit(&self, reader: u64, position: u64) {
+    pub(super) fn end_batch(&self, reader: u64, position: u64) {
         let mut state = self.lock();
         // The reader may have left.
         let Some(place) = state.readers.get_mut(&reader) else { return };
-        if let Some(at) = place.in_work.iter().position(|&of| of == position) {
-            place.in_work.swap_remove(at);
+        if let Some(at) = place.batches.iter().position(|&of| of == position) {
+            place.batches.swap_remove(at);
         }
         self.moved(state);
     }
 
-    pub(super) fn leave(&self, reader: u64) {
+    pub(super) fn remove_reader(&self, reader: u64) {
         let mut state = self.lock();
         state.readers.remove(&reader);
         self.moved(state);
     }
 
-    /// A reader moved: what is needed first may be another shard.
+    /// Finds out which shard is needed first, after a reader has moved.
     fn moved(&self, mut state: MutexGuard<'_, State>) {
         let Some(position) = state.readers.values().map(Place::position).min() else { return };
         if state.position == Some(position) {
@@ -266,17 +268,17 @@ impl Crew {
         }
     }
 
-    /// A shard that is not there, on a thread that cannot go on without it.
+    /// Downloads a shard that a decoding thread needs at once.
     fn fetch_now(&self, cache: &ShardCache, shard: usize) -> Result<Arc<ShardFile>, DataError> {
         let entry = &self.shards.shards()[shard];
-        let (mut without_room_since, mut on_its_way_since) = (None, None);
+        let (mut full_since, mut in_progress_since) = (None, None);
         loop {
             let mut state = self.lock();
             state.present.remove(&shard);
-            state.urgent += 1;
-            let urgent = Urgent(self);
+            state.waiting_decoders += 1;
+            let waiting = Waiting(self);
             while !state.is_closed
-                && (state.in_work.contains(&shard) || state.in_work.len() >= self.requests)
+                && (state.in_flight.contains(&shard) || state.in_flight.len() >= self.requests)
             {
                 state = self.wait(state);
             }
@@ -284,34 +286,34 @@ impl Crew {
                 drop(state);
                 return Err(DataError::Cancelled { url: entry.path().display().to_string() });
             }
-            state.in_work.insert(shard);
+            state.in_flight.insert(shard);
             drop(state);
-            let work = Work { crew: self, shard };
+            let in_flight = InFlight { prefetcher: self, shard };
             if let Some(file) = cache.find(&self.keys[shard], entry)? {
                 return Ok(Arc::new(file));
             }
             let is_overdue =
                 |since: Instant| since.elapsed() > self.folder.settings().operation_deadline;
-            // Who is at it may stand still, and holds its lock all the same.
-            let urgency = if on_its_way_since.is_some_and(is_overdue) {
-                Urgency::AtLast
+            // The process that downloads the shard may have stalled while it holds the lock.
+            let priority = if in_progress_since.is_some_and(is_overdue) {
+                Priority::Overdue
             } else {
-                Urgency::Now
+                Priority::Now
             };
-            let room = self.make_room(cache, shard, urgency)?;
-            drop(urgent);
-            match self.fetch(cache, shard, urgency, room)? {
-                Fetched::Landed(file) => {
-                    // As long as the file is held nobody drops it.
+            let admission = self.admit(cache, shard, priority)?;
+            drop(waiting);
+            match self.fetch(cache, shard, priority, admission)? {
+                Fetched::Done(file) => {
+                    // The open file is locked, so that no process evicts it.
                     self.lock().present.insert(shard);
                     return Ok(file);
                 }
-                Fetched::OnItsWay => {
-                    without_room_since = None;
-                    on_its_way_since.get_or_insert_with(Instant::now);
+                Fetched::InProgress => {
+                    full_since = None;
+                    in_progress_since.get_or_insert_with(Instant::now);
                 }
-                Fetched::NoRoom => {
-                    let since = *without_room_since.get_or_insert_with(Instant::now);
+                Fetched::CacheFull => {
+                    let since = *full_since.get_or_insert_with(Instant::now);
                     if is_overdue(since) {
                         return Err(DataError::CacheInUse {
                             path: cache.folder().to_owned(),
@@ -321,11 +323,11 @@ impl Crew {
                     }
                 }
             }
-            drop(work);
-            // What others do is not told here; that the crew is closed is.
+            drop(in_flight);
+            // Other processes do not notify this one; only a change of this prefetcher's state does.
             let state = self.lock();
             if !state.is_closed {
-                let waited = self.changed.wait_timeout(state, OTHERS);
+                let waited = self.changed.wait_timeout(state, POLL_INTERVAL);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
             }
             if let Some(file) = cache.find(&self.keys[shard], entry)? {
@@ -344,56 +346,56 @@ impl Crew {
             .filter(|&shard| self.wanted.access(shard) == Access::Whole)
     }
 
-    /// The life of a thread that fetches ahead.
-    fn work_ahead(&self) {
+    /// The loop of a thread that downloads shards ahead of their need.
+    fn prefetch(&self) {
         let Some(cache) = &self.cache else { return };
         loop {
-            let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(Ahead { shard, rank, head }) = self.next_ahead() else { return };
-            let work = Work { crew: self, shard };
-            // To drop what the next epoch needs, long before this one needs what it is dropped for,
-            // is to download more in all: only what is needed soon is worth it.
+            let admitting = self.admitting.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(Candidate { shard, rank, head }) = self.next_candidate() else { return };
+            let in_flight = InFlight { prefetcher: self, shard };
+            // A shard that the next epoch needs would have to be downloaded again: it is evicted only for
+            // one that is needed soon.
             let before = if rank < self.requests as u64 { rank } else { u64::MAX };
-            let urgency = Urgency::Ahead { rank, before };
-            let room = match cache.find(&self.keys[shard], &self.shards.shards()[shard]) {
+            let priority = Priority::Ahead { rank, before };
+            let admission = match cache.find(&self.keys[shard], &self.shards.shards()[shard]) {
                 Ok(Some(file)) => Ok(Err(Arc::new(file))),
-                _ => self.make_room(cache, shard, urgency).map(Ok),
+                _ => self.admit(cache, shard, priority).map(Ok),
             };
-            if let Ok(Ok(Room::None)) = &room {
-                // Before anybody else has a turn: a smaller shard that is needed later might fit
-                // where this one does not, and would have to make room for it after all.
+            if let Ok(Ok(Admission::Full)) = &admission {
+                // Set before the next thread asks: a smaller shard that is needed later might be admitted
+                // where this one is not, and would have to be evicted for it.
                 let mut state = self.lock();
                 state.is_full |= state.head == head;
                 drop(state);
-                drop(work);
+                drop(in_flight);
                 continue;
             }
-            drop(turn);
-            let fetched = room.and_then(|room| match room {
-                Ok(room) => self.fetch(cache, shard, urgency, room),
-                Err(file) => Ok(Fetched::Landed(file)),
+            drop(admitting);
+            let fetched = admission.and_then(|admission| match admission {
+                Ok(admission) => self.fetch(cache, shard, priority, admission),
+                Err(file) => Ok(Fetched::Done(file)),
             });
             let mut state = self.lock();
             match fetched {
-                Ok(Fetched::Landed(_)) => drop(state.present.insert(shard)),
-                // On the disk, when some of it was there already.
-                Ok(Fetched::NoRoom) => state.is_full |= state.head == head,
-                Ok(Fetched::OnItsWay) => drop(state.skipped.insert(shard)),
+                Ok(Fetched::Done(_)) => drop(state.present.insert(shard)),
+                // The disk became full during the download.
+                Ok(Fetched::CacheFull) => state.is_full |= state.head == head,
+                Ok(Fetched::InProgress) => drop(state.skipped.insert(shard)),
                 Err(_) => drop(state.failed.insert(shard)),
             }
             drop(state);
-            drop(work);
+            drop(in_flight);
         }
     }
 
-    /// Waits for a shard to fetch ahead; none when there is no more.
-    fn next_ahead(&self) -> Option<Ahead> {
+    /// Waits for a shard to download ahead of its need; none once the prefetcher is closed.
+    fn next_candidate(&self) -> Option<Candidate> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
                 return None;
             }
-            let is_free = state.urgent == 0 && state.in_work.len() < self.requests;
+            let is_free = state.waiting_decoders == 0 && state.in_flight.len() < self.requests;
             if let (true, false, Some(position)) = (is_free, state.is_full, state.position) {
                 let mut bytes = 0_u64;
                 let within = self.upcoming(position).enumerate().take_while(|&(_, shard)| {
@@ -401,16 +403,16 @@ impl Crew {
                     bytes = bytes.saturating_add(self.keys[shard].bytes());
                     is_within
                 });
-                // After as many as there are, shards repeat.
+                // There are no more different shards than keys.
                 let next = within.take(self.keys.len()).find(|(_, shard)| {
                     !(state.present.contains(shard)
                         || state.skipped.contains(shard)
                         || state.failed.contains(shard)
-                        || state.in_work.contains(shard))
+                        || state.in_flight.contains(shard))
                 });
                 if let Some((rank, shard)) = next {
-                    state.in_work.insert(shard);
-                    return Some(Ahead { shard, rank: rank as u64, head: state.head });
+                    state.in_flight.insert(shard);
+                    return Some(Candidate { shard, rank: rank as u64, head: state.head });
                 }
             }
             state = self.wait(state);
@@ -435,7 +437,7 @@ impl Crew {
                 file.begin(file.bytes().saturating_sub(1)..file.bytes());
             }
         }
-        let mut room = self.folder.settings().ahead_bytes;
+        let mut left_bytes = self.folder.settings().ahead_bytes;
         for sample in samples.iter().filter(|sample| shards.contains(&sample.shard)) {
             let Ok(footer) = self.shards.footer(sample.shard, self) else { continue };
             let (group, _) = footer.group_of(sample.row);
@@ -444,8 +446,8 @@ impl Crew {
             }
             for range in footer.chunk_ranges(group, self.shards.rows()) {
                 let bytes = range.end - range.start;
-                if bytes <= room && self.file(sample.shard)?.begin(range) {
-                    room -= bytes;
+                if bytes <= left_bytes && self.file(sample.shard)?.begin(range) {
+                    left_bytes -= bytes;
                 }
             }
         }
@@ -453,31 +455,31 @@ impl Crew {
     }
 }
 
-impl Files for Crew {
+impl Files for Prefetcher {
     fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
-        Crew::file(self, shard)
+        Prefetcher::file(self, shard)
     }
 }
 
-/// A decoding thread that wants a shard. Dropping it, with the state not locked, lets others go on.
-struct Urgent<'a>(&'a Crew);
+/// A decoding thread that waits for a shard. Dropping this wakes other threads; the state must not be locked.
+struct Waiting<'a>(&'a Prefetcher);
 
-impl Drop for Urgent<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.lock().urgent -= 1;
+        self.0.lock().waiting_decoders -= 1;
         self.0.changed.notify_all();
     }
 }
 
-/// A shard that is being fetched. Dropping it tells those who wait.
-struct Work<'a> {
-    crew: &'a Crew,
+/// A shard that is being downloaded. Dropping this wakes the threads that wait for it.
+struct InFlight<'a> {
+    prefetcher: &'a Prefetcher,
     shard: usize,
 }
 
-impl Drop for Work<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.crew.lock().in_work.remove(&self.shard);
-        self.crew.changed.notify_all();
+        self.prefetcher.lock().in_flight.remove(&self.shard);
+        self.prefetcher.changed.notify_all();
     }
 }
