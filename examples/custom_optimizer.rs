@@ -52,7 +52,7 @@ impl UpdateRule<Cpu> for Nesterov {
         views: UpdateViews<'_, Cpu>,
         scalars: UpdateScalars,
     ) -> tidemill::model::Result<()> {
-        let HostViews { parameters, mut states, gradient } = views.on_host();
+        let HostViews { parameters, mut states, gradient, .. } = views.on_host();
         let learning_rate = scalars.learning_rate as f32;
         let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay) as f32;
         let states = states.iter_mut().flat_map(|state| state.iter_mut());

@@ -30,6 +30,7 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("batch.grain_samples", "2", "1"),
     ("optimizer.name", "adamw", "decoupled_adamw"),
     ("optimizer.name", "adamw", "lion"),
+    ("optimizer.name", "adamw", "adafactor"),
     ("optimizer.learning_rate", "0.003", "0.004"),
     ("optimizer.betas", "[0.9,0.95]", "[0.9,0.99]"),
     ("optimizer.eps", "1e-8", "1e-9"),

@@ -28,13 +28,13 @@ impl AdamW {
     /// The scalars of an update.
     pub fn step(&self, scalars: UpdateScalars) -> AdamWStep {
         let UpdateScalars { update, learning_rate, gradient_scale, .. } = scalars;
-        let [beta1, beta2] = self.settings.betas;
+        // The settings of a run were checked to have them, and eps.
+        let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         let bias_correction = |beta: f64| (1.0 - libm::pow(beta, update as f64)) as f32;
         AdamWStep {
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
-            // The settings of a run were checked to have one.
             eps: self.settings.eps.unwrap_or_default() as f32,
             decay_factor: self.settings.decay_factor(&scalars) as f32,
             bias_correction1: bias_correction(beta1),

@@ -26,7 +26,8 @@ impl Lion {
     /// The scalars of an update, computed in f64 and rounded once.
     pub fn step(&self, scalars: UpdateScalars) -> LionStep {
         let UpdateScalars { learning_rate, gradient_scale, .. } = scalars;
-        let [beta1, beta2] = self.settings.betas;
+        // The settings of a run were checked to have them.
+        let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         LionStep {
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,

@@ -86,6 +86,7 @@ impl<B: Backend> Optimizer<B> {
                 let states = states.iter_mut();
                 let states = states.map(|state| SliceMut::new(state, start, elements));
                 let views = UpdateViews {
+                    tensor: None,
                     parameters,
                     states: states.collect::<std::result::Result<_, _>>()?,
                     gradient: Slice::new(mean, start, elements)?,
@@ -114,7 +115,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let betas = numbers(&training["settings"]["betas"]);
     let settings = OptimizerSettings {
         learning_rate: number("learning_rate"),
-        betas: [betas[0], betas[1]],
+        betas: Some([betas[0], betas[1]]),
         eps: Some(number("eps")),
         weight_decay: number("weight_decay"),
         clip_norm: number("clip_norm"),

@@ -65,11 +65,6 @@ impl<B: Backend> ScheduledRule<B> {
         Self { pace: UpdatePace { clip_norm: Some(clip_norm), learning_rate }, rule, groups }
     }
 
-    /// How many states it has of every parameter.
-    pub(in crate::operators) fn states(&self) -> usize {
-        self.rule.states().len()
-    }
-
     /// The numbers of `update` (from 1), given the clipping coefficient, for elements of `terms`.
     pub(in crate::operators) fn scalars(
         &self,

@@ -5,8 +5,8 @@ use std::ops::Range;
 use tidemill_collective::communicator::{Cut, Holders, Values, ValuesMut};
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_model::optimizer::UpdateTerms;
-use tidemill_model::{Held, Layout, Parameters};
+use tidemill_model::optimizer::{UpdateTerms, UpdateUnit};
+use tidemill_model::{Held, Layout, Parameters, Tensor};
 
 use crate::operators::error::GraphError;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
@@ -112,24 +112,59 @@ pub(super) fn owned_buckets(
     (owned, elements)
 }
 
-/// The arena's runs of equal terms, given those of each tensor; padding belongs to the tensor before it.
+/// Elements of the parameters that are updated alike.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UpdateRun {
+    pub(super) range: Range<usize>,
+    pub(super) terms: UpdateTerms,
+    /// The tensor that they are, and its place in the layout, where that is the unit.
+    pub(super) tensor: Option<(usize, Tensor)>,
+}
+
+impl UpdateRun {
+    /// What of it is in `owned`; none where that is nothing.
+    ///
+    /// # Panics
+    /// Where that is a part of a tensor: a plan by whole tensors cuts none.
+    pub(super) fn within(&self, owned: &Range<usize>) -> Option<Self> {
+        let range = self.range.start.max(owned.start)..self.range.end.min(owned.end);
+        let is_any = !range.is_empty();
+        let is_cut = is_any && self.tensor.is_some() && range != self.range;
+        assert!(!is_cut, "{owned:?} are owned of a tensor at {:?}", self.range);
+        is_any.then(|| Self { range, ..self.clone() })
+    }
+}
+
+/// What a rule of this `unit` updates in one call, given the terms of each tensor: the arena's runs of equal terms, where padding belongs
+/// to the tensor before it; or each tensor, without padding.
 pub(super) fn update_runs(
     layout: &Layout,
     terms: &[UpdateTerms],
-) -> Vec<(Range<usize>, UpdateTerms)> {
-    let mut runs: Vec<(Range<usize>, UpdateTerms)> = Vec::new();
-    for (tensor, &terms) in layout.tensors().iter().zip(terms) {
+    unit: UpdateUnit,
+) -> Vec<UpdateRun> {
+    let tensors = layout.tensors().iter().zip(terms);
+    if unit == UpdateUnit::Tensor {
+        let run = |(index, (tensor, &terms)): (usize, (&Tensor, _))| {
+            let tensor = Some((index, tensor.clone()));
+            UpdateRun { range: layout.tensors()[index].range(), terms, tensor }
+        };
+        return tensors.enumerate().map(run).collect();
+    }
+    let mut runs: Vec<UpdateRun> = Vec::new();
+    for (tensor, &terms) in tensors {
+        let start = if runs.is_empty() { 0 } else { tensor.offset };
         match runs.last_mut() {
-            Some((run, before)) if *before == terms => run.end = tensor.offset,
-            Some((run, _)) => {
-                run.end = tensor.offset;
-                runs.push((tensor.offset..tensor.offset, terms));
+            Some(run) if run.terms == terms => run.range.end = tensor.offset,
+            before => {
+                if let Some(run) = before {
+                    run.range.end = start;
+                }
+                runs.push(UpdateRun { range: start..start, terms, tensor: None });
             }
-            None => runs.push((0..0, terms)),
         }
     }
-    if let Some((run, _)) = runs.last_mut() {
-        run.end = layout.parameter_elements();
+    if let Some(run) = runs.last_mut() {
+        run.range.end = layout.parameter_elements();
     }
     runs
 }
@@ -151,7 +186,9 @@ mod tests {
         layout.segment("second");
         layout.tensor("d", &[2, 2], Decay::Decayed, 1);
         let runs = |groups: &[GroupSettings]| {
-            update_runs(&layout, &update_terms(groups, &layout).expect("allowed"))
+            let terms = update_terms(groups, &layout).expect("allowed");
+            let runs = update_runs(&layout, &terms, UpdateUnit::Element).into_iter();
+            runs.map(|run| (run.range, run.terms)).collect::<Vec<_>>()
         };
         let [decayed, exempt] = [Decay::Decayed, Decay::Exempt].map(UpdateTerms::of);
         assert_eq!(runs(&[]), [(0..16, decayed), (16..64, exempt), (64..80, decayed)]);
@@ -169,5 +206,12 @@ mod tests {
             (64..80, decayed),
         ];
         assert_eq!(runs(&groups), expected);
+        let terms = update_terms(&groups, &layout).expect("allowed");
+        let tensors = update_runs(&layout, &terms, UpdateUnit::Tensor);
+        let found: Vec<_> = tensors.iter().map(|run| (run.range.clone(), run.terms)).collect();
+        let each = [0..15, 16..33, 48..49, 64..68].into_iter().zip(expected.map(|run| run.1));
+        assert_eq!(found, each.collect::<Vec<_>>(), "tensors without padding");
+        assert_eq!(tensors[1].within(&(0..40)), Some(tensors[1].clone()));
+        assert_eq!(tensors[1].within(&(0..16)), None);
     }
 }
