@@ -108,65 +108,34 @@ impl Adafactor {
 
     /// One update of a tensor, which is a matrix where it has states of rows.
     fn apply(&self, views: HostViews<'_>, scalars: &UpdateScalars) -> Result<()> {
-        let HostViews { tensor, parameters, states, gradient } = views;
+        let HostViews { parameters, states, gradient, .. } = views;
         let found = states.len();
         let [row, column, element]: [&mut [f32]; 3] =
             states.try_into().map_err(|_| ModelError::UpdateStates { expected: 3, found })?;
-        // The settings of a run were checked to have one.
-        let eps = self.settings.eps.unwrap_or_default();
-        let own = self.settings.adafactor.unwrap_or_default();
-        let rest = libm::pow(scalars.update as f64, -own.decay_exponent);
-        let average = |state: &mut f32, mean: f64| {
-            *state = ((1.0 - rest) * f64::from(*state) + rest * mean) as f32;
-        };
-        let scale = f64::from(scalars.gradient_scale);
-        let gradient = |index: usize| f64::from(gradient[index]) * scale;
         let elements = parameters.len();
         if elements == 0 {
             return Ok(());
         }
-        let [rows, columns] = tensor.map_or([elements, 1], |tensor| tensor.matrix());
-        let mut update = vec![0.0; elements];
-        if row.is_empty() {
-            for (index, (state, update)) in element.iter_mut().zip(&mut update).enumerate() {
-                let g = gradient(index);
-                average(state, g * g + eps);
-                *update = g / f64::from(*state).sqrt();
-            }
-        } else {
-            let mut of_columns = vec![0.0; columns];
-            for (index, state) in row.iter_mut().enumerate() {
-                let start = index * columns;
-                let square = |column: usize| {
-                    let g = gradient(start + column);
-                    g * g + eps
-                };
-                average(state, sum(columns, square) / columns as f64);
-                for (column, of_column) in of_columns.iter_mut().enumerate() {
-                    *of_column += square(column);
-                }
-            }
-            for (state, of_column) in column.iter_mut().zip(&of_columns) {
-                average(state, of_column / rows as f64);
-            }
-            let mean = sum(rows, |index| f64::from(row[index])) / rows as f64;
-            let of_columns: Vec<f64> =
-                column.iter().map(|&column| 1.0 / f64::from(column).sqrt()).collect();
-            for (index, update) in update.chunks_exact_mut(columns).enumerate() {
-                let of_row = (mean / f64::from(row[index])).sqrt();
-                for (column, (update, of_column)) in update.iter_mut().zip(&of_columns).enumerate()
-                {
-                    *update = gradient(index * columns + column) * of_row * of_column;
-                }
-            }
+        let own = self.settings.adafactor.unwrap_or_default();
+        let averages = Averages {
+            rest: libm::pow(scalars.update as f64, -own.decay_exponent),
+            // The settings of a run were checked to have one.
+            eps: self.settings.eps.unwrap_or_default(),
+        };
+        let scale = f64::from(scalars.gradient_scale);
+        let mut update: Vec<f64> = gradient.iter().map(|&g| f64::from(g) * scale).collect();
+        match row.is_empty() {
+            true => averages.divide_vector(&mut update, element),
+            false => averages.divide_matrix(&mut update, row, column),
         }
         let root_mean = |squares: f64| (squares / elements as f64).sqrt();
         let clipped = root_mean(sum(elements, |index| update[index] * update[index]));
         let size = match own.step_size {
             StepSize::Absolute => 1.0,
             StepSize::Relative => {
-                let square = |index: usize| f64::from(parameters[index]).powi(2);
-                root_mean(sum(elements, square)).max(own.parameter_rms_floor)
+                let parameter = |index: usize| f64::from(parameters[index]);
+                let squares = sum(elements, |index| parameter(index) * parameter(index));
+                root_mean(squares).max(own.parameter_rms_floor)
             }
         };
         let step = scalars.learning_rate * size / (clipped / own.clip_threshold).max(1.0);
@@ -175,6 +144,52 @@ impl Adafactor {
             *parameter = (f64::from(*parameter) * decay_factor - step * update) as f32;
         }
         Ok(())
+    }
+}
+
+/// How second moments are averaged: with `1 - rest` of what they were.
+struct Averages {
+    rest: f64,
+    eps: f64,
+}
+
+impl Averages {
+    fn add(&self, state: &mut f32, mean_square: f64) {
+        *state = ((1.0 - self.rest) * f64::from(*state) + self.rest * mean_square) as f32;
+    }
+
+    /// Divides the gradient of a vector by the roots of its second moments.
+    fn divide_vector(&self, gradient: &mut [f64], element: &mut [f32]) {
+        for (g, state) in gradient.iter_mut().zip(element) {
+            self.add(state, *g * *g + self.eps);
+            *g /= f64::from(*state).sqrt();
+        }
+    }
+
+    /// The same of a matrix, whose second moments are the products of those of rows and columns.
+    fn divide_matrix(&self, gradient: &mut [f64], row: &mut [f32], column: &mut [f32]) {
+        let [rows, columns] = [row.len(), column.len()];
+        let square = |g: f64| g * g + self.eps;
+        let mut of_columns = vec![0.0; columns];
+        for (values, state) in gradient.chunks_exact(columns).zip(row.iter_mut()) {
+            self.add(state, sum(columns, |index| square(values[index])) / columns as f64);
+            for (of_column, &g) in of_columns.iter_mut().zip(values) {
+                *of_column += square(g);
+            }
+        }
+        for (state, of_column) in column.iter_mut().zip(&of_columns) {
+            self.add(state, of_column / rows as f64);
+        }
+        let mean = sum(rows, |index| f64::from(row[index])) / rows as f64;
+        for (of_column, &state) in of_columns.iter_mut().zip(&*column) {
+            *of_column = 1.0 / f64::from(state).sqrt();
+        }
+        for (values, &state) in gradient.chunks_exact_mut(columns).zip(&*row) {
+            let of_row = (mean / f64::from(state)).sqrt();
+            for (g, of_column) in values.iter_mut().zip(&of_columns) {
+                *g *= of_row * of_column;
+            }
+        }
     }
 }
 

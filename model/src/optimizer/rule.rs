@@ -159,7 +159,7 @@ pub struct HostViews<'a> {
 }
 
 impl<'a> UpdateViews<'a, Cpu> {
-    /// The elements as they lie in memory: what a rule on the CPU computes with. [`on_host`](super::on_host) is for any device.
+    /// The elements as they lie in memory: what a rule on the CPU computes with. [`on_host`](super::on_host()) is for any device.
     pub fn on_host(self) -> HostViews<'a> {
         let elements = |slice: SliceMut<'a, Cpu, f32>| {
             let (buffer, range) = slice.place();
