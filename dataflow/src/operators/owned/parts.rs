@@ -123,15 +123,14 @@ pub(super) struct UpdateRun {
 
 impl UpdateRun {
     /// What of it is in `owned`; none where that is nothing.
-    ///
-    /// # Panics
-    /// Where that is a part of a tensor: a plan by whole tensors cuts none.
     pub(super) fn within(&self, owned: &Range<usize>) -> Option<Self> {
         let range = self.range.start.max(owned.start)..self.range.end.min(owned.end);
-        let is_any = !range.is_empty();
-        let is_cut = is_any && self.tensor.is_some() && range != self.range;
-        assert!(!is_cut, "{owned:?} are owned of a tensor at {:?}", self.range);
-        is_any.then(|| Self { range, ..self.clone() })
+        (!range.is_empty()).then(|| Self { range, ..self.clone() })
+    }
+
+    /// Whether it is a tensor of which only a part is in `owned`.
+    pub(super) fn is_cut_by(&self, owned: &Range<usize>) -> bool {
+        self.tensor.is_some() && self.within(owned).is_some_and(|part| part.range != self.range)
     }
 }
 
@@ -213,5 +212,10 @@ mod tests {
         assert_eq!(found, each.collect::<Vec<_>>(), "tensors without padding");
         assert_eq!(tensors[1].within(&(0..40)), Some(tensors[1].clone()));
         assert_eq!(tensors[1].within(&(0..16)), None);
+        let is_cut = |owned| tensors.iter().any(|tensor| tensor.is_cut_by(&owned));
+        assert_eq!(
+            [is_cut(0..16), is_cut(0..20), is_cut(10..80), is_cut(16..64)].map(usize::from),
+            [0, 1, 1, 0]
+        );
     }
 }

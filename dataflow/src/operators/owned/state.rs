@@ -117,9 +117,6 @@ impl<B: Backend> OwnedState<B> {
         let Optimizer { backend, layout, state, lender, rule } = parts;
         let unit = rule.rule.unit();
         check_states(rule.rule.states(), unit)?;
-        if unit == UpdateUnit::Tensor && plan.unit != unit {
-            return Err(GraphError::TensorsAreCut.into());
-        }
         let runs = update_runs(layout, &update_terms(&rule.groups, layout)?, unit);
         let lanes = plan.batch.lane_schedule(workers)?;
         let mut kernels = vec![KernelGroup::Optimizer, KernelGroup::GradientSums];
@@ -131,6 +128,11 @@ impl<B: Backend> OwnedState<B> {
         let holders = lender.holders();
         let held = plan.held::<B>(layout, holders, (worker, workers));
         let (buckets, owned) = owned_buckets(&plan, (worker, workers), holders, &held);
+        let is_cut = |run: &UpdateRun| buckets.iter().any(|it| run.is_cut_by(&it.part.range));
+        // A plan of elements may cut none among these workers, and would among others.
+        if unit == UpdateUnit::Tensor && (plan.unit != unit || runs.iter().any(is_cut)) {
+            return Err(GraphError::TensorsAreCut.into());
+        }
         let masters: Vec<_> = buckets.iter().map(|bucket| bucket.part.place()).collect();
         let parameters =
             Parameters::with_masters(&mut device, layout, held, &state.parameters, &masters)?;
