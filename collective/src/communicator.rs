@@ -83,6 +83,31 @@ pub trait Communicator<B: Backend>: Send {
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
 
+    /// [`reduce_scatter`](Self::reduce_scatter) of several buckets, in order; ranks that read each other's memory sum them with few
+    /// launches, between which the links would idle.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    fn reduce_scatter_each(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        buckets: Vec<ReduceScatter<'_, B>>,
+    ) -> Result<()> {
+        buckets.into_iter().try_for_each(|ReduceScatter { key, cut, out }| {
+            self.reduce_scatter(backend, stream, key, cut, out)
+        })
+    }
+
+    /// Whether [`reduce_scatter_each`](Self::reduce_scatter_each) would sum the bucket of `key` together with others and not wait
+    /// for a rank. Never waits.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`].
+    fn can_join(&mut self, _key: Key) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Announces that this rank's part of a bucket is updated: the values that others read are in `values` once `stream` has run, and
     /// stay there until every rank has posted its sums of the next step. `cut` says which part of the bucket each of this rank's
     /// [counterparts](Holders) owns, by its place among them.
@@ -111,6 +136,16 @@ pub trait Communicator<B: Backend>: Send {
         cut: &Cut,
         out: ValuesMut<'_, B>,
     ) -> Result<()>;
+}
+
+/// A bucket of [`Communicator::reduce_scatter_each`].
+pub struct ReduceScatter<'a, B: Backend> {
+    /// Which.
+    pub key: Key,
+    /// Which rank owns which part of it.
+    pub cut: &'a Cut,
+    /// Where the sums of this rank's part go.
+    pub out: SliceMut<'a, B, f32>,
 }
 
 /// A buffer of at least `elements` elements, which is kept in `held`.

@@ -5,6 +5,7 @@
 // A group's results and left factors lie in registers as those of its warps in tile_product.h do: a warp has 16 rows. In an element of a
 // product nothing counts but its row of the left factor and its column of the right one, as there.
 #pragma once
+#include "group_instructions.h"
 
 constexpr u32 GROUP_WARPS = 4;
 constexpr u32 GROUP_THREADS = GROUP_WARPS * WARP;
@@ -194,12 +195,6 @@ DEVICE void show_to_copies() {
 
 // --- products -----------------------------------------------------------------------------------------------
 
-// How a left factor lies in shared memory, for products that read both from there.
-enum class LeftStored {
-    BY_ROW,   // a row holds a row of the factor
-    BY_TERM,  // a row holds what one term of the sums is multiplied with, for all 64 rows
-};
-
 #if ON_NVIDIA
 // Keeps the compiler from moving what it does with results across the place where products begin or have ended.
 template <u32 TILES>
@@ -229,79 +224,6 @@ DEVICE void keep(const Factor (&left)[TILES]) {
         for (u32 pair = 0; pair < HELD / 2; pair++) asm volatile("" ::"r"(left[n].pairs[pair]) : "memory");
     }
 }
-
-#define TILE_OF(n)                                                                               \
-    "+f"(sum[n].at[0]), "+f"(sum[n].at[1]), "+f"(sum[n].at[2]), "+f"(sum[n].at[3]),              \
-        "+f"(sum[n].at[4]), "+f"(sum[n].at[5]), "+f"(sum[n].at[6]), "+f"(sum[n].at[7])
-
-// sum (+)= left right, of 16 terms, the right factor as `descriptor` says. BY_TERM reads it transposed.
-template <Stored STORED>
-DEVICE void multiply_group(Accumulator (&sum)[8], const Factor& left, u64 descriptor, u32 adds) {
-    asm volatile(
-        "{\n"
-        ".reg .pred adds;\n"
-        "setp.ne.b32 adds, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"
-        "}"
-        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3), TILE_OF(4), TILE_OF(5), TILE_OF(6), TILE_OF(7)
-        : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
-          "l"(descriptor), "r"(adds), "n"(STORED == Stored::BY_TERM ? 1 : 0));
-}
-template <Stored STORED>
-DEVICE void multiply_group(Accumulator (&sum)[4], const Factor& left, u64 descriptor, u32 adds) {
-    asm volatile(
-        "{\n"
-        ".reg .pred adds;\n"
-        "setp.ne.b32 adds, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"
-        "}"
-        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3)
-        : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
-          "l"(descriptor), "r"(adds), "n"(STORED == Stored::BY_TERM ? 1 : 0));
-}
-
-// sum (+)= left right, both as descriptors say.
-template <LeftStored LEFT, Stored STORED>
-DEVICE void multiply_group(Accumulator (&sum)[8], u64 left, u64 right, u32 adds) {
-    asm volatile(
-        "{\n"
-        ".reg .pred adds;\n"
-        "setp.ne.b32 adds, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, adds, 1, 1, %67, %68;\n"
-        "}"
-        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3), TILE_OF(4), TILE_OF(5), TILE_OF(6), TILE_OF(7)
-        : "l"(left), "l"(right), "r"(adds), "n"(LEFT == LeftStored::BY_TERM ? 1 : 0),
-          "n"(STORED == Stored::BY_TERM ? 1 : 0));
-}
-template <LeftStored LEFT, Stored STORED>
-DEVICE void multiply_group(Accumulator (&sum)[4], u64 left, u64 right, u32 adds) {
-    asm volatile(
-        "{\n"
-        ".reg .pred adds;\n"
-        "setp.ne.b32 adds, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, adds, 1, 1, %35, %36;\n"
-        "}"
-        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3)
-        : "l"(left), "l"(right), "r"(adds), "n"(LEFT == LeftStored::BY_TERM ? 1 : 0),
-          "n"(STORED == Stored::BY_TERM ? 1 : 0));
-}
-#undef TILE_OF
 #else
 template <u32 TILES>
 DEVICE void hold(Accumulator (&sum)[TILES]) {}

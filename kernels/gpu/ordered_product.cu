@@ -65,8 +65,8 @@ DEVICE void multiply_few(const OrderedProduct& product) {
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     weight[i][tile] = zero_chunk();
-                    if (!has_column[tile] || term + i * BLOCK_TERMS >= end) continue;
-                    weight[i][tile] = load_once(at + i * BLOCK_TERMS);
+                    if (!has_column[tile]) continue;
+                    if (term + i * BLOCK_TERMS < end) weight[i][tile] = load_once(at + i * BLOCK_TERMS);
                 }
             }
             if (is_first) await_previous();
@@ -76,14 +76,19 @@ DEVICE void multiply_few(const OrderedProduct& product) {
                 const bf16* const at = rows[slot % OWN_SLOTS] + term;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
-                    a[i][0][slot] = zero_chunk();
-                    if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS] || term + i * BLOCK_TERMS >= end) continue;
-                    a[i][0][slot] = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
+                    Chunk& chunk = a[i][0][slot];
+                    chunk = zero_chunk();
+                    if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS]) continue;
+                    if (term + i * BLOCK_TERMS < end) chunk = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
                 }
             }
 #pragma unroll
             for (u32 i = 0; i < BATCH; i++) {
                 if (first + i * BLOCK_TERMS >= steps_end) break;
+#pragma unroll
+                for (u32 tile = 0; tile < TILES; tile++) exchange_halves(weight[i][tile]);
+#pragma unroll
+                for (u32 slot = 0; slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
                 multiply_add(sums, a[i], weight[i]);
             }
         }
@@ -121,7 +126,7 @@ KERNEL(ordered_few_8_whole, FEW_THREADS, 1, OrderedProduct) { multiply_few<8, 1,
 // 16 columns, so that rows are not read more often than weights; but a tile where few warps share all.
 constexpr u32 FEW_16_TILES = WARP == 32 ? 2 : 1;
 SHARED_BYTES(ordered_few_16, (FEW_SHARED_BYTES<16, FEW_16_TILES>));
-KERNEL(ordered_few_16, FEW_THREADS, 3, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
+KERNEL(ordered_few_16, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
 SHARED_BYTES(ordered_few_16_deep, (FEW_SHARED_BYTES<16, 1>));
 KERNEL(ordered_few_16_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, 1, 4>(arguments); }
 
@@ -131,8 +136,8 @@ constexpr u32 TILES_THREADS = 256;
 // Where copies do not overlap with arithmetic, two suffice.
 constexpr u32 STAGES = WARP == 32 ? 3 : 2;
 
-// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row: neither the same chunk of eight rows
-// nor four neighbours of two rows meet in a bank.
+// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row: neither those of a row nor a step's two
+// of four rows meet in a bank.
 template <u32 COUNT>
 struct OperandRows {
     static constexpr u32 CHUNKS = STEP_TERMS / CHUNK;
@@ -141,7 +146,7 @@ struct OperandRows {
 
     // Of the first eight rows and all that lie whole multiples of eight further on.
     static __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
-        return row * STEP_TERMS + (chunk ^ (row % 2 * 4 | row / 2 % 4)) * CHUNK;
+        return row * STEP_TERMS + (chunk ^ (row % 4 * 2 | row / 4 % 2)) * CHUNK;
     }
 
     // Terms `term .. term + STEP_TERMS` of rows `first .. first + COUNT` of `from`, zeros from `terms` on. Rows from `limit` on
@@ -226,18 +231,26 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
             const bf16* const weight = weight_of(stage).start + own_column * STEP_TERMS;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const u32 place = OperandRows<8>::place(operand_row(), half * 4 + operand_chunk());
+                // Of the lane's part of the first step, and of the second one.
+                const auto place = [=](u32 step) {
+                    const u32 chunk = half * 4 + step * 2 + operand_part() / 2;
+                    return OperandRows<8>::place(operand_row(), chunk) + operand_part() % 2 * HALF;
+                };
                 Chunk right[ACROSS];
 #pragma unroll
                 for (u32 across = 0; across < ACROSS; across++) {
-                    right[across] = load_pairs<CHUNK>(weight + across * TILE_COLUMNS * STEP_TERMS + place);
+                    const bf16* const rows = weight + across * TILE_COLUMNS * STEP_TERMS;
+                    load_part<0>(right[across], rows + place(0));
+                    load_part<1>(right[across], rows + place(1));
                 }
                 Chunk left[DOWN][SLOTS];
 #pragma unroll
                 for (u32 down = 0; down < DOWN; down++) {
 #pragma unroll
                     for (u32 slot = 0; slot < SLOTS; slot++) {
-                        left[down][slot] = load_pairs<CHUNK>(a + (down * TILE + slot * 8) * STEP_TERMS + place);
+                        const bf16* const rows = a + (down * TILE + slot * 8) * STEP_TERMS;
+                        load_part<0>(left[down][slot], rows + place(0));
+                        load_part<1>(left[down][slot], rows + place(1));
                         take_apart(product, left[down][slot]);
                     }
                 }
@@ -377,18 +390,74 @@ KERNEL(ordered_tiles_fp32, TILES_THREADS, 2, OrderedProduct) {
 
 constexpr u32 ADD_THREADS = 256;
 
-// Adds the segments of each element that blocks have formed apart.
-KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) {
-    const OrderedProduct& product = arguments;
+// Adds the segments of each element that blocks have formed apart: a row of blockIdx.y, N neighbours a thread.
+template <u32 N>
+DEVICE void add_segments(const OrderedProduct& product) {
+    // Sums that are loaded at once.
+    constexpr u32 BATCH = 8;
+    const u32 row = blockIdx.y, column = (blockIdx.x * ADD_THREADS + threadIdx.x) * N;
     const u64 elements = static_cast<u64>(product.rows) * product.columns;
-    const u64 i = static_cast<u64>(blockIdx.x) * ADD_THREADS + threadIdx.x;
     release_next();
     await_previous();
-    if (i >= elements) return;
-    float total = product.segment_sums[i];
-#pragma unroll 4
-    for (u32 segment = 1; segment < product.segments; segment++) {
-        total += product.segment_sums[segment * elements + i];
+    if (column >= product.columns) return;
+    const float* const sums = product.segment_sums + static_cast<u64>(row) * product.columns + column;
+    Pack<N> total = load_pack<N>(sums);
+#pragma unroll 1
+    for (u32 first = 1; first < product.segments; first += BATCH) {
+        Pack<N> sum[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            sum[i] = filled<N>(0.0f);
+            if (first + i < product.segments) sum[i] = load_pack<N>(sums + (first + i) * elements);
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            if (first + i >= product.segments) break;
+#pragma unroll
+            for (u32 j = 0; j < N; j++) total.at[j] += sum[i].at[j];
+        }
     }
-    store_result(product, static_cast<u32>(i / product.columns), static_cast<u32>(i % product.columns), total);
+    if constexpr (N == 1) {
+        store_result(product, row, column, total.at[0]);
+    } else {
+        store_results(product, row, column, total.at[0], total.at[1]);
+    }
 }
+
+KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) { add_segments<1>(arguments); }
+#if ACTIVATION_BF16
+// Of rows of an even number of columns.
+KERNEL(ordered_add_pairs, ADD_THREADS, 4, OrderedProduct) { add_segments<2>(arguments); }
+#endif
+
+#if GROUP_PRODUCTS && ACTIVATION_BF16
+// --- where groups of warps multiply together ------------------------------------------------------------------
+
+#include "ordered_groups.h"
+#include "ordered_staged.h"
+
+using ordered_groups::SegmentSums;
+
+// ROWS of a stage, GROUPS of 64 rows that multiply, TILES of 16 columns, and how many blocks share a multiprocessor.
+#define GROUPS_KERNEL(name, ROWS, GROUPS, TILES, STAGES, SUMS, BLOCKS)                                       \
+    SHARED_BYTES(name, (ordered_groups::Memory<GROUPS, TILES, STAGES, ROWS>::BYTES));                        \
+    KERNEL_OF_MAPS(name, ordered_groups::THREADS<GROUPS>, BLOCKS, ordered_groups::Arguments) {               \
+        ordered_groups::multiply<GROUPS, TILES, STAGES, SUMS, BLOCKS, ROWS>(arguments);                      \
+    }
+
+// Of few rows, memory is for weights on their way: in as many stages as a multiprocessor has room for.
+GROUPS_KERNEL(ordered_groups_16x80, 16, 1, 5, 18, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_32x80, 32, 1, 5, 15, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_64x80, 64, 1, 5, 12, SegmentSums::ADDED, 1)
+GROUPS_KERNEL(ordered_groups_64x48, 64, 1, 3, 8, SegmentSums::ADDED, 2)
+GROUPS_KERNEL(ordered_groups_128x80, 128, 2, 5, 8, SegmentSums::ADDED, 1)
+// Many rows take one block a multiprocessor, and these one item after the other.
+GROUPS_KERNEL(ordered_groups_128x160, 128, 2, 10, 6, SegmentSums::ADDED, 1)
+// Where columns are too few for all multiprocessors, blocks share the segments.
+GROUPS_KERNEL(ordered_groups_apart_64x192, 64, 1, 12, 3, SegmentSums::APART, 2)
+GROUPS_KERNEL(ordered_groups_apart_64x16, 64, 1, 1, 8, SegmentSums::APART, 2)
+
+constexpr u32 STAGED_THREADS = ordered_staged::MOST_WARPS * WARP;
+KERNEL(ordered_staged_16, STAGED_THREADS, 3, ordered_staged::Arguments) { ordered_staged::multiply<1>(arguments); }
+KERNEL(ordered_staged_32, STAGED_THREADS, 2, ordered_staged::Arguments) { ordered_staged::multiply<2>(arguments); }
+#endif

@@ -4,9 +4,8 @@
 // k is cut into segments of SEGMENT terms. The sum of a segment begins with +0.0; sums of segments are added in ascending order,
 // (s0 + s1) + s2 and so on, in fp32, and the whole is rounded once, or added to what `out` holds and then rounded.
 //
-// Of bf16, a segment takes 32 terms at a time, in two steps of 16: first the terms 8 q + 0..3 of the 32, then 8 q + 4..7, for q of
-// 0..3. So a lane that has 16 bytes of a row has its share of both steps, straight from global memory or from shared memory. A
-// step is one instruction of the matrix cores. Terms past k, up to a multiple of STEP_TERMS, count as zeros in every kernel.
+// Of bf16, a segment takes 16 consecutive terms at a time: a step, which is one instruction of the matrix cores. Terms past k, up to a
+// multiple of STEP_TERMS, count as zeros in every kernel.
 //
 // Of fp32, a segment's terms are added one by one, each by a fused multiply-add.
 #pragma once
@@ -62,7 +61,7 @@ DEVICE void store_segment_sum(const OrderedProduct& product, u32 segment, u32 ro
 #if ACTIVATION_BF16
 constexpr u32 STEP_TERMS = 64;
 constexpr u32 BLOCK_TERMS = 32;
-constexpr u32 CHUNK = 8;
+constexpr u32 CHUNK = 8, HALF = CHUNK / 2;
 
 // Tiles of results: 16 rows by 8 columns (NVIDIA) or 16 (AMD), four elements a lane.
 constexpr u32 TILE_COLUMNS = WARP == 32 ? 8 : 16;
@@ -74,8 +73,11 @@ typedef Pairs<CHUNK> Chunk;
 
 // Of a tile's rows of `a` that which the lane has of slot 0, slot 1 being eight further on; and its row of `weight`.
 DEVICE u32 operand_row() { return WARP == 32 ? lane_of_warp() / 4 : lane_of_warp() % 16; }
-// Which of the chunks of 32 terms the lane has.
-DEVICE u32 operand_chunk() { return WARP == 32 ? lane_of_warp() % 4 : lane_of_warp() / 16; }
+// Which four terms of a step the lane has of its rows: terms 4 i .. 4 i + 4.
+DEVICE u32 operand_part() { return WARP == 32 ? lane_of_warp() % 4 : lane_of_warp() / 16; }
+// Which eight terms of 32 the lane loads where it loads 16 bytes: the lanes of parts 0 to 3 have chunks 0, 2, 1 and 3, so that of any two
+// neighbours the first has what both need for the first step, and the second what both need for the second one.
+DEVICE u32 operand_chunk() { return operand_part() % 2 * 2 + operand_part() / 2; }
 
 // Elements of a tile of results.
 struct Sums {
@@ -105,6 +107,25 @@ DEVICE void take_apart(const OrderedProduct& product, Chunk& chunk) {
 #pragma unroll
     for (u32 i = 0; i < CHUNK / 2; i++) chunk.at[i] ^= product.zero;
 #endif
+}
+
+// Of chunks as they were loaded, neighbours exchange halves: a lane has its part of the first step then, and of the second one.
+DEVICE void exchange_halves(Chunk& chunk) {
+    const bool is_first = operand_part() % 2 == 0;
+#pragma unroll
+    for (u32 i = 0; i < HALF / 2; i++) {
+        const u32 given = is_first ? chunk.at[HALF / 2 + i] : chunk.at[i];
+        const u32 taken = __float_as_uint(shuffle_xor(__uint_as_float(given), WARP == 32 ? 1 : 16));
+        chunk.at[i] = is_first ? chunk.at[i] : taken;
+        chunk.at[HALF / 2 + i] = is_first ? taken : chunk.at[HALF / 2 + i];
+    }
+}
+// The lane's part of step STEP, from its first term on.
+template <u32 STEP>
+DEVICE void load_part(Chunk& chunk, const bf16* at) {
+    const Pairs<HALF> pairs = load_pairs<HALF>(at);
+#pragma unroll
+    for (u32 i = 0; i < HALF / 2; i++) chunk.at[STEP * HALF / 2 + i] = pairs.at[i];
 }
 
 // sums += a weight^T over one of the two steps of 32 terms.
@@ -198,17 +219,25 @@ DEVICE Chunk load_once(const bf16* global) {
 
 // Two neighbours of a row of results, from an even column.
 DEVICE void store_results(const OrderedProduct& product, u32 row, u32 column, float first, float second) {
-    if (!product.pairs || product.adds || row >= product.rows || column + 1 >= product.columns) {
+    if (!product.pairs || row >= product.rows || column + 1 >= product.columns) {
         store_result(product, row, column, first);
         store_result(product, row, column + 1, second);
         return;
     }
     const u64 place = row * product.out_stride + column;
-    const Pack<2> both{{first, second}};
+    Pack<2> both{{first, second}};
+    const auto add = [&](const Pack<2>& found) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) both.at[i] = found.at[i] + both.at[i];
+    };
     if (product.out_is_fp32) {
-        store_pack<2>(static_cast<float*>(product.out) + place, both);
+        float* const at = static_cast<float*>(product.out) + place;
+        if (product.adds) add(load_pack<2>(at));
+        store_pack<2>(at, both);
     } else {
-        store_pack<2>(static_cast<bf16*>(product.out) + place, both);
+        bf16* const at = static_cast<bf16*>(product.out) + place;
+        if (product.adds) add(load_pack<2>(at));
+        store_pack<2>(at, both);
     }
 }
 #endif

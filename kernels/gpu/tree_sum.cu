@@ -2,12 +2,13 @@
 //
 // Floor: every term read and the sum written once. Terms of a peer come over the link, whose speed bounds the sum: what a thread
 // has in flight must cover that way, and a few tens of blocks are enough, so that others can compute meanwhile. A grid
-// therefore walks the elements.
+// therefore walks the elements. While a launch begins or ends the link idles: one launch forms several sums.
 #include "dialect.h"
 #include "pack.h"
 
 constexpr u32 THREADS = 512;
 constexpr u32 TERMS = 32;
+constexpr u32 SUMS = 8;
 // Sums that wait for a term to their right, at most.
 constexpr u32 WAITING = 12;
 
@@ -17,6 +18,11 @@ struct TreeSum {
     u64 elements;
     u32 term_count;   // at least 2
     u8 joins[TERMS];  // additions of the last two sums once this term stands behind them
+};
+
+struct TreeSums {
+    TreeSum sums[SUMS];
+    u32 count;
 };
 
 // Adds neighbours until one sum is left: the tree over a power of two of terms.
@@ -73,40 +79,47 @@ DEVICE void sum_any_tree(const TreeSum& arguments, u64 start) {
     store<N, ACCESS>(arguments.out + place, sums[0], count);
 }
 
+// The tiles of all sums stand in one row: a block goes from one sum to the next and waits for no other.
 template <u32 TILE, class Whole, class Part>
-DEVICE void walk(u64 elements, Whole whole, Part part) {
-    const u64 stride = static_cast<u64>(gridDim.x) * TILE;
-    for (u64 start = static_cast<u64>(blockIdx.x) * TILE; start < elements; start += stride) {
-        if (start + TILE <= elements) {
-            whole(start);
-        } else {
-            part(start);
+DEVICE void walk(const TreeSums& arguments, Whole whole, Part part) {
+    u64 tile = blockIdx.x;
+    for (u32 i = 0; i < arguments.count; i++) {
+        const TreeSum& sum = arguments.sums[i];
+        const u64 tiles = (sum.elements + TILE - 1) / TILE;
+        for (; tile < tiles; tile += gridDim.x) {
+            const u64 start = tile * TILE;
+            if (start + TILE <= sum.elements) {
+                whole(sum, start);
+            } else {
+                part(sum, start);
+            }
         }
+        tile -= tiles;
     }
 }
 
 template <u32 COUNT, u32 BATCH, u32 N>
-DEVICE void whole_tree(const TreeSum& arguments) {
+DEVICE void whole_tree(const TreeSums& arguments) {
     walk<THREADS * BATCH * N>(
-        arguments.elements,
-        [&](u64 start) { sum_whole_tree<COUNT, BATCH, N, Access::WIDE>(arguments, start); },
-        [&](u64 start) { sum_whole_tree<COUNT, BATCH, N, Access::SINGLE>(arguments, start); });
+        arguments,
+        [&](const TreeSum& sum, u64 start) { sum_whole_tree<COUNT, BATCH, N, Access::WIDE>(sum, start); },
+        [&](const TreeSum& sum, u64 start) { sum_whole_tree<COUNT, BATCH, N, Access::SINGLE>(sum, start); });
 }
 
 template <u32 N>
-DEVICE void any_tree(const TreeSum& arguments) {
+DEVICE void any_tree(const TreeSums& arguments) {
     walk<THREADS * N>(
-        arguments.elements,
-        [&](u64 start) { sum_any_tree<N, Access::WIDE>(arguments, start); },
-        [&](u64 start) { sum_any_tree<N, Access::SINGLE>(arguments, start); });
+        arguments,
+        [&](const TreeSum& sum, u64 start) { sum_any_tree<N, Access::WIDE>(sum, start); },
+        [&](const TreeSum& sum, u64 start) { sum_any_tree<N, Access::SINGLE>(sum, start); });
 }
 
 // Packs of four where operands are aligned to them.
-KERNEL(tree_sum_of_2_wide, THREADS, 2, TreeSum) { whole_tree<2, 4, 4>(arguments); }
-KERNEL(tree_sum_of_2_single, THREADS, 2, TreeSum) { whole_tree<2, 4, 1>(arguments); }
-KERNEL(tree_sum_of_4_wide, THREADS, 2, TreeSum) { whole_tree<4, 2, 4>(arguments); }
-KERNEL(tree_sum_of_4_single, THREADS, 2, TreeSum) { whole_tree<4, 2, 1>(arguments); }
-KERNEL(tree_sum_of_8_wide, THREADS, 2, TreeSum) { whole_tree<8, 1, 4>(arguments); }
-KERNEL(tree_sum_of_8_single, THREADS, 2, TreeSum) { whole_tree<8, 1, 1>(arguments); }
-KERNEL(tree_sum_of_any_wide, THREADS, 1, TreeSum) { any_tree<4>(arguments); }
-KERNEL(tree_sum_of_any_single, THREADS, 1, TreeSum) { any_tree<1>(arguments); }
+KERNEL(tree_sum_of_2_wide, THREADS, 2, TreeSums) { whole_tree<2, 4, 4>(arguments); }
+KERNEL(tree_sum_of_2_single, THREADS, 2, TreeSums) { whole_tree<2, 4, 1>(arguments); }
+KERNEL(tree_sum_of_4_wide, THREADS, 2, TreeSums) { whole_tree<4, 2, 4>(arguments); }
+KERNEL(tree_sum_of_4_single, THREADS, 2, TreeSums) { whole_tree<4, 2, 1>(arguments); }
+KERNEL(tree_sum_of_8_wide, THREADS, 2, TreeSums) { whole_tree<8, 1, 4>(arguments); }
+KERNEL(tree_sum_of_8_single, THREADS, 2, TreeSums) { whole_tree<8, 1, 1>(arguments); }
+KERNEL(tree_sum_of_any_wide, THREADS, 1, TreeSums) { any_tree<4>(arguments); }
+KERNEL(tree_sum_of_any_single, THREADS, 1, TreeSums) { any_tree<1>(arguments); }

@@ -32,7 +32,7 @@ mod selective_scan;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
     LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients,
-    ScanInputs, TermValues, TreeTerm,
+    ScanInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -119,10 +119,9 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
     ///
     /// The bits of an element follow from its row of `a`, its row of `weight` and k alone, whatever m and n are and wherever the
     /// operands lie. k is cut into segments (of 512 terms on GPUs, 256 on the CPU). A segment's sum begins with +0.0, and has its
-    /// terms added in ascending order by fused multiply-adds, or, of bf16 on GPUs, 16 at a time by matrix cores: of each 32
-    /// first the terms 8 q + 0..3, then 8 q + 4..7, for q of 0..3, with zeros past k. Sums of segments are added in ascending
-    /// order in fp32; what `out` holds is added to the whole (the CPU adds segments to it one after the other), which is rounded
-    /// once.
+    /// terms added in ascending order by fused multiply-adds, or, of bf16 on GPUs, 16 consecutive ones at a time by matrix cores,
+    /// with zeros past k. Sums of segments are added in ascending order in fp32; what `out` holds is added to the whole (the CPU
+    /// adds segments to it one after the other), which is rounded once.
     ///
     /// # Errors
     /// Shapes that do not fit one another, rows that are not contiguous, no terms, or a device that fails.
@@ -382,6 +381,19 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         stream: &mut Self::DeviceStream,
         out: SliceMut<'_, Self, f32>,
         terms: &[TreeTerm<'_, Self>],
+    ) -> Result<()> {
+        self.tree_sums(stream, vec![TreeSum { out, terms: terms.to_vec() }])
+    }
+
+    /// The [`tree_sum`](Self::tree_sum) of each. A GPU forms several in one launch, which keeps the links between devices busy where
+    /// each of them is small.
+    ///
+    /// # Errors
+    /// As [`tree_sum`](Self::tree_sum), for any of them: then none is written.
+    fn tree_sums(
+        &self,
+        stream: &mut Self::DeviceStream,
+        sums: Vec<TreeSum<'_, Self>>,
     ) -> Result<()>;
 
     /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:

@@ -50,19 +50,19 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
-        of_attention { $($of_attention:ident: $attention:path;)* }
-        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
+        of_groups { $($of_groups:ident: $by_groups:path;)* }
+        of_one_in_groups { $($of_one_in_groups:ident: $one_by_groups:path;)* }
     ) => {
         $(
             #[test]
-            fn $of_attention() {
-                on_every_arm($attention);
+            fn $of_groups() {
+                on_every_arm($by_groups);
             }
         )*
         $(
             #[test]
-            fn $of_one_attention() {
-                $one_attention(&arms()[1]);
+            fn $of_one_in_groups() {
+                $one_by_groups(&arms()[1]);
             }
         )*
         $(

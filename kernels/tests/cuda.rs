@@ -30,8 +30,8 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
-        of_attention { $($of_attention:ident: $attention:path;)* }
-        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
+        of_groups { $($of_groups:ident: $by_groups:path;)* }
+        of_one_in_groups { $($of_one_in_groups:ident: $one_by_groups:path;)* }
     ) => {
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
@@ -42,8 +42,8 @@ macro_rules! tests {
                 ("opening_a_device_again_spoils_no_recording", opening_again_spoils_no_recording),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
-                $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
-                $((stringify!($of_one_attention), $one_attention),)*
+                $((stringify!($of_groups), |arm| agree(&[arm, arm], $by_groups)),)*
+                $((stringify!($of_one_in_groups), $one_by_groups),)*
             ];
             all.extend(rules());
             all

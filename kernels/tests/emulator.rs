@@ -45,25 +45,25 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
-        of_attention { $($of_attention:ident: $attention:path;)* }
-        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
+        of_groups { $($of_groups:ident: $by_groups:path;)* }
+        of_one_in_groups { $($of_one_in_groups:ident: $one_by_groups:path;)* }
     ) => {
-        tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)* $($of_attention: $attention;)*);
-        tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
-        tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)* $($of_attention: $attention;)*);
-        tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
+        tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)* $($of_groups: $by_groups;)*);
+        tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)* $($of_groups: $by_groups;)*);
+        tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)* $($of_groups: $by_groups;)*);
+        tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)* $($of_groups: $by_groups;)*);
         mod bf16_in_groups {
             use super::*;
             $(
                 #[test]
-                fn $of_attention() {
+                fn $of_groups() {
                     let arms = SEEDS.map(groups);
-                    agree(&arms.each_ref(), $attention);
+                    agree(&arms.each_ref(), $by_groups);
                 }
             )*
         }
-        tests!(fp32, Fp32, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
-        tests!(bf16, Bf16, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
+        tests!(fp32, Fp32, $($of_one: $one;)* $($of_one_in_groups: $one_by_groups;)*);
+        tests!(bf16, Bf16, $($of_one: $one;)* $($of_one_in_groups: $one_by_groups;)*);
     };
     ($module:ident, $precision:ty, $warp:literal, $($test:ident: $body:path;)*) => {
         mod $module {
@@ -361,6 +361,8 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+    let onward = "tile -= tiles;";
+    assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
 }
 
 /// Parts of a grain are added to each other before they are added to the lane, each once.
@@ -398,11 +400,38 @@ fn a_draw_that_forgets_fails_the_body() {
 fn segments_that_are_added_otherwise_fail_the_body() {
     let rows_agree = bodies::ordered_product::rows_of_any_number_agree;
     let of_few = "total += at[segment * RESULTS];";
-    let of_blocks = "total += product.segment_sums[segment * elements + i];";
+    let of_blocks = "total.at[j] += sum[i].at[j]";
     let anew = "                sums[down][across] = zero_sums();";
     assert_needs::<Bf16>("ordered_product.cu", of_few, rows_agree);
     assert_needs::<Bf16>("ordered_product.cu", of_blocks, rows_agree);
     assert_needs::<Bf16>("ordered_product.cu", anew, rows_agree);
+}
+
+/// The same, where groups of warps multiply together; and where warps have rings of their own, a block waits for all of them.
+#[test]
+fn products_of_groups_that_differ_fail_the_body() {
+    let changes = [
+        (
+            "#include \"ordered_groups.h\"",
+            "#define SEGMENT 256\n#include \"ordered_groups.h\"\n#undef SEGMENT",
+        ),
+        (
+            "#include \"ordered_staged.h\"",
+            "#define __syncthreads()\n#include \"ordered_staged.h\"\n#undef __syncthreads",
+        ),
+        ("total.at[j] += sum[i].at[j];", ";"),
+    ];
+    for (from, to) in changes {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+        let emulator = emulator.with_group_products().unwrap();
+        let change = SourceChange { source: "ordered_product.cu", from, to };
+        let arm = Arm::new("groups broken", Gpu::<_, Bf16>::new(emulator.with_change(change)));
+        let body = || bodies::ordered_product::rows_of_any_number_agree(&arm);
+        let result = catch_unwind(AssertUnwindSafe(body));
+        let Err(panic) = result else { panic!("no check saw \"{to}\" for {from}") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("found"), "failed for another reason: {message}");
+    }
 }
 
 /// Whether a master was rounded up is told by its remainder, and a NaN is not rounded as numbers are.

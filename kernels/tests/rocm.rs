@@ -59,20 +59,20 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
-        of_attention { $($of_attention:ident: $attention:path;)* }
-        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
+        of_groups { $($of_groups:ident: $by_groups:path;)* }
+        of_one_in_groups { $($of_one_in_groups:ident: $one_by_groups:path;)* }
     ) => {
         tests!(fp32_in_waves_of_64, Fp32, IN_WAVES_OF_64,
-            $($of_all: $every;)* $($of_attention: $attention;)*
-            | $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
+            $($of_all: $every;)* $($of_groups: $by_groups;)*
+            | $($of_one: $one;)* $($of_one_in_groups: $one_by_groups;)*);
         tests!(bf16_in_waves_of_32, Bf16, IN_WAVES_OF_32,
-            $($of_all: $every;)* $($of_attention: $attention;)*
-            | $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
+            $($of_all: $every;)* $($of_groups: $by_groups;)*
+            | $($of_one: $one;)* $($of_one_in_groups: $one_by_groups;)*);
         // What one arm is enough for has run.
         tests!(fp32_in_waves_of_32, Fp32, IN_WAVES_OF_32,
-            $($of_all: $every;)* $($of_attention: $attention;)* |);
+            $($of_all: $every;)* $($of_groups: $by_groups;)* |);
         tests!(bf16_in_waves_of_64, Bf16, IN_WAVES_OF_64,
-            $($of_all: $every;)* $($of_attention: $attention;)* |);
+            $($of_all: $every;)* $($of_groups: $by_groups;)* |);
     };
     (
         $module:ident, $precision:ty, $ordinal:expr,

@@ -1,6 +1,6 @@
 //! Sums of any number of terms along the canonical tree.
 
-use tidemill_kernels::backend::{MOST_TREE_TERMS, TermValues, TreeTerm};
+use tidemill_kernels::backend::{MOST_TREE_TERMS, TermValues, TreeSum, TreeTerm};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::Result;
@@ -9,6 +9,27 @@ use crate::tree::{Node, Tree};
 
 /// The sum over the lanes of a node.
 pub(super) type Term<'a, B> = (Node, TermValues<'a, B>);
+
+/// The sum over the lanes of `node`, of `terms`, which together are all of these once, in order.
+pub(super) struct NodeSum<'a, B: Backend> {
+    pub(super) node: Node,
+    pub(super) terms: Vec<Term<'a, B>>,
+    pub(super) out: SliceMut<'a, B, f32>,
+}
+
+/// The additions that follow each of `terms`.
+fn joins<B: Backend>(node: Node, terms: &[Term<'_, B>]) -> Result<Vec<usize>> {
+    let inside = |of: &Node| of.lo.checked_sub(node.lo).map(|lo| Node { lo, hi: of.hi - node.lo });
+    let nodes: Option<Vec<Node>> = terms.iter().map(|(of, _)| inside(of)).collect();
+    let lanes = node.lanes() as usize;
+    let foreign = || CollectiveError::ForeignNode { node: terms[0].0, lanes };
+    Ok(Tree::new(lanes)?.joins(&nodes.ok_or_else(foreign)?)?)
+}
+
+fn leaves<'a, B: Backend>(terms: &[Term<'a, B>], joins: &[usize]) -> Vec<TreeTerm<'a, B>> {
+    let leaf = |(&(_, values), &joins): (&Term<'a, B>, &usize)| TreeTerm { values, joins };
+    terms.iter().zip(joins).map(leaf).collect()
+}
 
 /// A buffer in which the sum of a right half waits for the left one.
 struct Scratch<B: Backend> {
@@ -40,13 +61,30 @@ impl<B: Backend> AlongTree<B> {
         terms: &[Term<'_, B>],
         out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let inside =
-            |of: &Node| of.lo.checked_sub(node.lo).map(|lo| Node { lo, hi: of.hi - node.lo });
-        let nodes: Option<Vec<Node>> = terms.iter().map(|(of, _)| inside(of)).collect();
-        let lanes = node.lanes() as usize;
-        let foreign = || CollectiveError::ForeignNode { node: terms[0].0, lanes };
-        let joins = Tree::new(lanes)?.joins(&nodes.ok_or_else(foreign)?)?;
+        let joins = joins(node, terms)?;
         self.sum_from(backend, stream, node, (terms, &joins), out, 0)
+    }
+
+    /// Each of `sums`, with as few launches as the device allows.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub(super) fn sum_each(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        sums: Vec<NodeSum<'_, B>>,
+    ) -> Result<()> {
+        let mut at_once = Vec::with_capacity(sums.len());
+        for NodeSum { node, terms, out } in sums {
+            let joins = joins(node, &terms)?;
+            if terms.len() <= MOST_TREE_TERMS {
+                at_once.push(TreeSum { out, terms: leaves(&terms, &joins) });
+            } else {
+                self.sum_from(backend, stream, node, (&terms, &joins), out, 0)?;
+            }
+        }
+        Ok(backend.tree_sums(stream, at_once)?)
     }
 
     fn sum_from(
@@ -59,12 +97,7 @@ impl<B: Backend> AlongTree<B> {
         depth: usize,
     ) -> Result<()> {
         if terms.len() <= MOST_TREE_TERMS {
-            let terms: Vec<_> = terms
-                .iter()
-                .zip(joins)
-                .map(|(&(_, values), &joins)| TreeTerm { values, joins })
-                .collect();
-            return Ok(backend.tree_sum(stream, out, &terms)?);
+            return Ok(backend.tree_sum(stream, out, &leaves(terms, joins))?);
         }
         // Several terms are terms of the two halves, which have as many lanes each.
         let middle = node.lo + node.lanes() / 2;

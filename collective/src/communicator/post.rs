@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
 use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
 
@@ -345,6 +345,20 @@ impl<B: Backend> Inbox<B> {
         }
     }
 
+    /// Whether every member has posted sums of `key`.
+    pub(super) fn has_sums(&mut self, key: Key) -> Result<bool> {
+        loop {
+            if self.sums.get(&key).is_some_and(|of| of.iter().all(Option::is_some)) {
+                return Ok(true);
+            }
+            match self.messages.try_recv() {
+                Ok(message) => self.take(message)?,
+                Err(TryRecvError::Empty) => return Ok(false),
+                Err(TryRecvError::Disconnected) => return Err(CommunicatorError::Closed),
+            }
+        }
+    }
+
     /// The posted updates of every member.
     pub(super) fn updates(&mut self, key: Key) -> Result<OfMembers<SharedValues<B>, B::Event>> {
         loop {
@@ -387,8 +401,13 @@ impl<B: Backend> Inbox<B> {
         if self.is_over {
             return Err(CommunicatorError::Closed);
         }
+        let message = self.messages.recv().map_err(|_| CommunicatorError::Closed)?;
+        self.take(message)
+    }
+
+    fn take(&mut self, message: Message<B>) -> Result<()> {
         let (first, members) = (self.first_rank, self.members);
-        match self.messages.recv().map_err(|_| CommunicatorError::Closed)? {
+        match message {
             Message::Sums { member, key, posted, ready } => {
                 let of = (member, first, "the sums", key);
                 note(&mut self.sums, members, of, (posted, ready))

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, PeerAccess, SliceMut};
 
-use super::along_tree::{AlongTree, Term};
+use super::along_tree::{AlongTree, NodeSum, Term};
 use super::post::{HeldPosts, Inbox, Key, OfMembers, Post, PostedSums, Sums, members};
 use super::values::SharedValues;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, Result, Spent, Traffic, Values, ValuesMut,
+    Abort, Communicator, CommunicatorError, Cut, ReduceScatter, Result, Spent, Traffic, Values,
+    ValuesMut,
 };
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
@@ -81,15 +82,24 @@ pub(super) fn sum_uses<B: Backend>(
 ) -> Result<()> {
     let uses = posted.first().map_or(0, |first| first.uses.len());
     for index in 0..uses {
-        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(posted.len());
-        for sums in posted {
-            let values = sums.uses[index].slice(own.start, own.len())?;
-            terms.push((sums.node, TermValues::Buffer(values)));
-        }
+        let terms = terms_of_use(posted, index, own)?;
         let out = out.reborrow().sub(index * own.len(), own.len())?;
         along_tree.sum(backend, stream, node, &terms, out)?;
     }
     Ok(())
+}
+
+/// The elements `own` of use `index` of a bucket, of each of `posted`.
+fn terms_of_use<'a, B: Backend>(
+    posted: &[&'a Sums<B>],
+    index: usize,
+    own: &Range<usize>,
+) -> Result<Vec<Term<'a, B>>> {
+    let term = |sums: &&'a Sums<B>| {
+        let values = sums.uses[index].slice(own.start, own.len())?;
+        Ok((sums.node, TermValues::Buffer(values)))
+    };
+    posted.iter().map(term).collect()
 }
 
 /// The posted sums of the members of a group, in the order of lanes; work that is enqueued on `stream` afterwards may read them.
@@ -173,26 +183,57 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        mut out: SliceMut<'_, B, f32>,
+        out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let posted = self.inbox.sums(key)?;
-        let own = cut.of_rank(self.rank);
-        // Also where nothing is owned: a rank that has posted has gathered the parameters that this one is about to update.
-        let place = (self.rank, own.len());
-        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
+        self.reduce_scatter_each(backend, stream, vec![ReduceScatter { key, cut, out }])
+    }
+
+    fn reduce_scatter_each(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        buckets: Vec<ReduceScatter<'_, B>>,
+    ) -> Result<()> {
+        let posted = buckets.iter().map(|bucket| self.inbox.sums(bucket.key));
+        let posted = posted.collect::<Result<Vec<_>>>()?;
+        let mut sums = Vec::with_capacity(buckets.len());
+        for (ReduceScatter { cut, .. }, posted) in buckets.iter().zip(&posted) {
+            // Also where nothing is owned: a rank that has posted has gathered the parameters that this one is about to update.
+            let place = (self.rank, cut.of_rank(self.rank).len());
+            sums.push(read_sums((backend, stream), posted, place, &mut self.spent.traffic)?);
+        }
+        let keys: Vec<_> = buckets.iter().map(|bucket| bucket.key).collect();
         let from = backend.record_timed(stream)?;
-        if !own.is_empty() {
+        let mut at_once = Vec::new();
+        for (ReduceScatter { key, cut, mut out }, sums) in buckets.into_iter().zip(&sums) {
+            let own = cut.of_rank(self.rank);
+            if own.is_empty() {
+                continue;
+            }
             let nodes = self.schedule.sums(key.round as usize)?;
+            let uses = sums.first().map_or(0, |first| first.uses.len());
+            if let ([node], 1) = (&nodes[..], uses) {
+                let terms = terms_of_use(&within(sums, *node), 0, &own)?;
+                at_once.push(NodeSum { node: *node, terms, out });
+                continue;
+            }
             let elements = out.elements() / nodes.len();
             for (index, node) in nodes.into_iter().enumerate() {
                 let out = out.reborrow().sub(index * elements, elements)?;
-                let posted = within(&sums, node);
+                let posted = within(sums, node);
                 sum_uses(&mut self.along_tree, (backend, stream), node, &posted, &own, out)?;
             }
         }
+        self.along_tree.sum_each(backend, stream, at_once)?;
         let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, key.bucket, posted);
+        for (key, posted) in keys.into_iter().zip(posted) {
+            self.read.keep_sums(backend, &read, key.bucket, posted);
+        }
         Ok(())
+    }
+
+    fn can_join(&mut self, key: Key) -> Result<bool> {
+        self.inbox.has_sums(key)
     }
 
     fn updated(

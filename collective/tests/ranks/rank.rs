@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Key, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Key, ReduceScatter, Values, ValuesMut,
 };
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -222,14 +222,27 @@ impl<'a, B: Backend> Rank<'a, B> {
         let mut sums: Vec<_> = cuts.iter().map(|_| Along::new()).collect();
         for round in 0..self.schedule.rounds() {
             let nodes = self.schedule.sums(round).unwrap();
-            for (bucket, cut) in cuts.iter().enumerate() {
-                let elements = cut.of_rank(end.rank()).len();
-                let mut scratch = device.allocate::<f32>(state, elements * nodes.len())?;
+            let own = |cut: &Cut| cut.of_rank(end.rank()).len();
+            let rooms =
+                cuts.iter().map(|cut| device.allocate::<f32>(state, own(cut) * nodes.len()));
+            let mut rooms = rooms.collect::<Result<Vec<_>, _>>()?;
+            let all = cuts.iter().zip(&mut rooms).enumerate().map(|(bucket, (cut, room))| {
                 let key = Key { round: round as u32, ..Key::new(step, bucket as u32) };
-                end.reduce_scatter(*device, state, key, cut, SliceMut::all(&mut scratch))?;
+                ReduceScatter { key, cut, out: SliceMut::all(room) }
+            });
+            let mut all: Vec<_> = all.collect();
+            // Several at once, one alone, and the rest at once: all of them are posted, or will be.
+            let (rest, alone) = (all.split_off(all.len() / 2), all.pop());
+            end.reduce_scatter_each(*device, state, all)?;
+            if let Some(ReduceScatter { key, cut, out }) = alone {
+                end.reduce_scatter(*device, state, key, cut, out)?;
+            }
+            end.reduce_scatter_each(*device, state, rest)?;
+            for (bucket, (cut, scratch)) in cuts.iter().zip(&rooms).enumerate() {
+                let elements = cut.of_rank(end.rank()).len();
                 for (index, &node) in nodes.iter().enumerate().filter(|_| elements > 0) {
                     let mut sum = device.allocate(state, elements)?;
-                    let from = Slice::new(&scratch, index * elements, elements)?;
+                    let from = Slice::new(scratch, index * elements, elements)?;
                     device.copy(state, SliceMut::all(&mut sum), from)?;
                     sums[bucket].push(*device, state, node, sum)?;
                 }

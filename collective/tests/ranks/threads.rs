@@ -116,6 +116,27 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
     assert_eq!(error.to_string(), expected);
 }
 
+/// A bucket joins others once every rank has posted it.
+#[test]
+fn what_all_have_posted_may_join() {
+    let schedule = Schedule::new(0);
+    let devices = [device(&schedule), device(&schedule)];
+    let mut ends = Threads::group(&devices.each_ref(), &Rounds::One.schedule(2, 2)).unwrap();
+    let mut stream = devices[0].device_stream().unwrap();
+    let sums = devices[0].allocate::<f32>(&mut stream, 8).unwrap();
+    let (key, uses) = (Key::new(2, 1), std::slice::from_ref(&(0..8)));
+    for rank in 0..2 {
+        assert!(!ends[0].can_join(key).unwrap(), "posted by {rank} of 2");
+        let nodes = [(Node::leaf(rank as u32), &sums)];
+        ends[rank].post().sums(&devices[rank], &mut stream, key, &nodes, uses).unwrap();
+    }
+    assert!(ends[0].can_join(key).unwrap());
+    assert!(!ends[0].can_join(Key::new(2, 0)).unwrap(), "another bucket");
+    ends[1].abort_handle()();
+    let ended = ends[0].can_join(Key::new(2, 0));
+    assert!(matches!(ended, Err(CommunicatorError::Closed)), "{ended:?}");
+}
+
 #[test]
 fn ranks_that_wait_are_ended() {
     let schedule = Schedule::new(0);

@@ -136,6 +136,11 @@ impl<Job> Jobs<Job> {
         progress::moved();
         Some(job)
     }
+
+    /// A job that waits already, if any does.
+    pub(super) fn waiting(&self) -> Option<Job> {
+        self.receiver.try_recv().ok()
+    }
 }
 
 impl<Reply> Replies<Reply> {

@@ -37,6 +37,21 @@ pub struct TreeTerm<'a, B: Runtime> {
     pub joins: usize,
 }
 
+impl<B: Runtime> Clone for TreeTerm<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Runtime> Copy for TreeTerm<'_, B> {}
+
+/// A sum that [`tree_sums`](super::Backend::tree_sums) forms.
+pub struct TreeSum<'a, B: Runtime> {
+    /// Where it goes.
+    pub out: SliceMut<'a, B, f32>,
+    /// The leaves of its tree, in order.
+    pub terms: Vec<TreeTerm<'a, B>>,
+}
+
 /// Where the elements of a [`TreeTerm`] are.
 pub enum TermValues<'a, B: Runtime> {
     /// Where the sum goes: what `out` holds before the call.

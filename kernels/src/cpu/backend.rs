@@ -22,12 +22,12 @@ use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, copy_rows, elements, elements_mut, exactly, exactly_mut};
-use super::tree_sum::tree_sum;
+use super::tree_sum::tree_sums;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
     AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
-    NormInput, Output, TreeTerm,
+    NormInput, Output, TreeSum,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
@@ -407,13 +407,8 @@ impl Backend for Cpu {
         accumulate(stream.threads(), self.dispatch, elements_mut(lane), elements(gradients))
     }
 
-    fn tree_sum(
-        &self,
-        stream: &mut DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        terms: &[TreeTerm<'_, Self>],
-    ) -> Result<()> {
-        tree_sum(stream.threads(), self.dispatch, out, terms)
+    fn tree_sums(&self, stream: &mut DeviceStream, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {
+        tree_sums(stream.threads(), self.dispatch, sums)
     }
 
     fn mean_gradient(

@@ -5,9 +5,8 @@ use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
 use super::elementwise::AddAssign;
 use super::rows::{elements_mut, exactly};
-use crate::backend::{TermValues, TreeTerm, check_tree};
+use crate::backend::{TermValues, TreeSum, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
-use crate::view::SliceMut;
 
 /// What a thread takes at a time: the sums that wait stay in the nearest caches.
 const PIECE: usize = 2048;
@@ -15,35 +14,43 @@ const PIECE: usize = 2048;
 /// A term's elements, unless they are those of the sum's own place; and the joins that follow.
 type Leaf<'a> = (Option<&'a [f32]>, usize);
 
-/// The sum of `terms`, in the order of their tree.
-pub(crate) fn tree_sum(
+/// Each of `sums`, along the tree of its terms. All are checked before any is written.
+pub(crate) fn tree_sums(
     threads: &ComputeThreads,
     dispatch: Dispatch,
-    out: SliceMut<'_, Cpu, f32>,
-    terms: &[TreeTerm<'_, Cpu>],
+    sums: Vec<TreeSum<'_, Cpu>>,
 ) -> Result<()> {
+    let leaves = sums.iter().map(leaves).collect::<Result<Vec<_>>>()?;
+    for (TreeSum { out, .. }, leaves) in sums.into_iter().zip(leaves) {
+        let out = elements_mut(out);
+        let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
+        threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {
+            let mut sums = Vec::new();
+            for (piece, out) in out.chunks_mut(PIECE).enumerate() {
+                sum_piece(dispatch, out, &leaves, part * share + piece * PIECE, &mut sums);
+            }
+        });
+    }
+    Ok(())
+}
+
+fn leaves<'a>(sum: &TreeSum<'a, Cpu>) -> Result<Vec<Leaf<'a>>> {
+    let TreeSum { out, terms } = sum;
     check_tree(terms)?;
-    let out = elements_mut(out);
-    let mut leaves: Vec<Leaf<'_>> = Vec::with_capacity(terms.len());
-    for term in terms {
+    let leaf = |term: &TreeTerm<'a, Cpu>| {
         let values = match term.values {
             TermValues::Out => None,
-            TermValues::Buffer(values) => Some(exactly("tree_sum", "term", values, out.len())?),
-            TermValues::Host(values) if values.len() == out.len() => Some(values),
+            TermValues::Buffer(values) => {
+                Some(exactly("tree_sum", "term", values, out.elements())?)
+            }
+            TermValues::Host(values) if values.len() == out.elements() => Some(values),
             TermValues::Host(values) => {
-                return Err(KernelError::shape("tree_sum", "term", out.len(), values.len()));
+                return Err(KernelError::shape("tree_sum", "term", out.elements(), values.len()));
             }
         };
-        leaves.push((values, term.joins));
-    }
-    let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
-    threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {
-        let mut sums = Vec::new();
-        for (piece, out) in out.chunks_mut(PIECE).enumerate() {
-            sum_piece(dispatch, out, &leaves, part * share + piece * PIECE, &mut sums);
-        }
-    });
-    Ok(())
+        Ok((values, term.joins))
+    };
+    terms.iter().map(leaf).collect()
 }
 
 /// The sums of the elements from `first` on. `sums` is room for those that wait.

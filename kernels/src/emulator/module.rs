@@ -234,7 +234,7 @@ impl Library {
                 launch.shared_bytes,
                 seed,
                 workers,
-                launch.start == Start::Early,
+                matches!(launch.start, Start::Early { .. }),
             );
             // The text stays until this thread's next launch.
             (!answer.is_null()).then(|| CStr::from_ptr(answer).to_string_lossy().into_owned())

@@ -7,7 +7,7 @@ mod selective_scan;
 
 use crate::backend::{
     AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
-    NormInput, Output, TreeTerm,
+    NormInput, Output, TreeSum,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -325,13 +325,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_accumulate(stream, lane, gradients)
     }
 
-    fn tree_sum(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f32>,
-        terms: &[TreeTerm<'_, Self>],
-    ) -> Result<()> {
-        self.launch_tree_sum(stream, out, terms)
+    fn tree_sums(&self, stream: &mut GpuStream<D>, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {
+        self.launch_tree_sums(stream, sums)
     }
 
     fn mean_gradient(

@@ -17,6 +17,7 @@ mod likeliest;
 mod lion;
 pub(in crate::gpu) mod norm;
 mod optimizer;
+mod ordered_groups;
 mod ordered_product;
 mod partial_sums;
 pub(in crate::gpu) mod row_map;

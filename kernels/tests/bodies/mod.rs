@@ -47,7 +47,8 @@ pub mod views;
 pub mod weight_gradient;
 
 /// Hands every body, with the name of its test, to a macro: those whose results all arms of a kind must have to the bit,
-/// and those that one arm is enough for, since what they check is decided before a kernel's loops.
+/// and those that one arm is enough for, since what they check is decided before a kernel's loops; of both, those apart whose kernels are
+/// others where groups of warps multiply together.
 macro_rules! every_body {
     ($tests:ident) => {
         $tests! {
@@ -57,8 +58,6 @@ macro_rules! every_body {
                 matmul_backward_agrees: bodies::matmul::backward_agrees;
                 matmul_elements_are_independent: bodies::matmul::elements_are_independent;
                 matmul_rows_of_any_number_agree: bodies::matmul::rows_of_any_number_agree;
-                ordered_product_agrees: bodies::ordered_product::agrees;
-                ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 weight_gradient_agrees: bodies::weight_gradient::agrees;
                 weight_gradient_parts_are_added_in_order: bodies::weight_gradient::parts_are_added_in_order;
                 embedding_agrees: bodies::embedding::agrees;
@@ -89,6 +88,7 @@ macro_rules! every_body {
                 accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
+                tree_sums_at_once_agree: bodies::tree_sum::several_at_once_agree;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 likeliest_agrees: bodies::likeliest::agrees;
                 draw_agrees: bodies::draw::agrees;
@@ -104,6 +104,7 @@ macro_rules! every_body {
                 buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
                 pinned_memory_holds_what_is_copied: bodies::memory::pinned_memory_holds_what_is_copied;
                 wrong_trees_are_refused: bodies::tree_sum::wrong_trees_are_refused;
+                one_wrong_tree_stops_all: bodies::tree_sum::one_wrong_tree_of_several_stops_all;
                 streams_wait_for_each_other: bodies::memory::streams_wait_for_each_other;
                 matmul_of_two_streams_agrees: bodies::matmul::two_streams_agree;
                 views_stay_inside: bodies::views::views_stay_inside;
@@ -142,7 +143,9 @@ macro_rules! every_body {
                 updates_refuse_shapes: bodies::refusals::updates;
                 masters_refuse_shapes: bodies::master::refuses_shapes;
             }
-            of_attention {
+            of_groups {
+                ordered_product_agrees: bodies::ordered_product::agrees;
+                ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 attention_agrees: bodies::attention::agrees;
                 attention_of_long_walks_agrees: bodies::attention::long_walks_agree;
                 attention_shows_values_that_are_not_finite: bodies::attention::values_that_are_not_finite_are_seen;
@@ -155,7 +158,7 @@ macro_rules! every_body {
                 attention_steps_agree: bodies::attention_cached::steps_agree;
                 attention_cached_is_the_same_in_any_cut: bodies::attention_cached::cuts_change_nothing;
             }
-            of_one_attention {
+            of_one_in_groups {
                 attention_refuses_shapes: bodies::attention_refusals::whole;
                 attention_cached_refuses_shapes: bodies::attention_refusals::cached;
             }

@@ -1,9 +1,9 @@
 //! Sums along a tree.
 
 use tidemill_kernels::MemoryPlace;
-use tidemill_kernels::backend::{TermValues, TreeTerm};
+use tidemill_kernels::backend::{TermValues, TreeSum, TreeTerm};
 use tidemill_kernels::reference::gradient_sums;
-use tidemill_kernels::{Backend, Slice};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
 use super::arm::Arm;
@@ -102,6 +102,98 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
+/// Sums that are formed at once are those that are formed alone: of different sizes and trees, more than a launch takes, one in
+/// the place of a term, and copies among them.
+pub fn several_at_once_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let whole = |leaves: u32| -> Vec<usize> {
+        (0..leaves).map(|leaf| leaf.trailing_ones() as usize).collect()
+    };
+    for (case, of_each) in [
+        // Of one kernel: more than a launch takes.
+        vec![(whole(2), 8193); 19],
+        // Sizes of a few tiles and of parts of one.
+        [1, 70_001, 5, 600_001, 2047, 4096, 33].map(|elements| (whole(2), elements)).to_vec(),
+        // Kernels that change from sum to sum, and copies.
+        vec![
+            (whole(2), 2049),
+            (vec![0], 77),
+            (whole(4), 9000),
+            (whole(4), 3),
+            (vec![0, 1, 0, 2, 1], 5000),
+            (vec![0, 1, 1], 16_385),
+            (whole(8), 4097),
+            (whole(2), 17),
+        ],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        device.margin = MARGINS[case % 2];
+        let mut inputs = Inputs::new(case as u64 + 900);
+        let mut values: Vec<Vec<Vec<f32>>> = Vec::new();
+        for (joins, elements) in &of_each {
+            let mut term = || inputs.uniform(*elements, -1.0, 1.0);
+            values.push(joins.iter().map(|_| term()).collect());
+        }
+        let placed: Vec<Vec<Placed<B>>> = values
+            .iter()
+            .map(|terms| {
+                let mut place =
+                    |term: &Vec<f32>| Placed::new(&mut device, Layout::range(term.len()), term);
+                terms.iter().map(&mut place).collect()
+            })
+            .collect();
+        // Every third sum takes the place of its first term.
+        let in_place = |sum: usize| sum % 3 == 1;
+        let mut outs: Vec<Placed<B>> = of_each
+            .iter()
+            .enumerate()
+            .map(|(sum, (_, elements))| match in_place(sum) {
+                true => Placed::new(&mut device, Layout::range(*elements), &values[sum][0]),
+                false => Placed::poisoned(&mut device, Layout::range(*elements)),
+            })
+            .collect();
+        let mut sums = Vec::new();
+        for (sum, (out, (joins, _))) in outs.iter_mut().zip(&of_each).enumerate() {
+            let mut terms = Vec::new();
+            for (at, (placed, &joins)) in placed[sum].iter().zip(joins).enumerate() {
+                let values = match at == 0 && in_place(sum) {
+                    true => TermValues::Out,
+                    false => TermValues::Buffer(placed.slice()),
+                };
+                terms.push(TreeTerm { values, joins });
+            }
+            sums.push(TreeSum { out: out.slice_mut(), terms });
+        }
+        arm.backend.tree_sums(&mut device.stream, sums).expect("several sums");
+        for (sum, (out, (joins, elements))) in outs.iter_mut().zip(&of_each).enumerate() {
+            let label = format!("sum {sum} of {}: {elements} elements by {joins:?}", of_each.len());
+            let found = out.read(&mut device);
+            assert_same_bits(&label, &found, &sum_of(&values[sum], joins));
+            transcript.record(&label, &found);
+        }
+    }
+    transcript
+}
+
+/// Where one of several is wrong, none is written.
+pub fn one_wrong_tree_of_several_stops_all<B: Backend>(arm: &Arm<B>) {
+    let mut device = Device::new(arm);
+    let (mut right, mut wrong) = (device.upload(&[7.0_f32; 5]), device.upload(&[7.0_f32; 5]));
+    let term = device.upload(&[1.0_f32; 5]);
+    let of = |joins| TreeTerm { values: TermValues::Buffer(Slice::all(&term)), joins };
+    let sums = vec![
+        TreeSum { out: SliceMut::all(&mut right), terms: vec![of(0), of(1)] },
+        TreeSum { out: SliceMut::all(&mut wrong), terms: vec![of(0), of(0)] },
+    ];
+    assert_shape_error("the second", arm.backend.tree_sums(&mut device.stream, sums));
+    for out in [right, wrong] {
+        assert_eq!(device.download(&out), [7.0; 5]);
+    }
+}
+
 /// Terms that are no tree, or not of one length, are refused before anything is written.
 pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
@@ -123,7 +215,7 @@ pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
                 TreeTerm { values, joins }
             })
             .collect();
-        let out = tidemill_kernels::SliceMut::all(&mut out);
+        let out = SliceMut::all(&mut out);
         assert_shape_error(what, backend.tree_sum(&mut device.stream, out, &terms));
     }
     // Memory of the host is read where it is, or refused; and never beyond its end.
@@ -132,7 +224,7 @@ pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
         let host = TreeTerm { values: TermValues::Host(&host[..elements]), joins: 1 };
         let terms = [TreeTerm { values, joins: 0 }, host];
         let mut other = device.upload(&[7.0_f32; 5]);
-        let out = tidemill_kernels::SliceMut::all(&mut other);
+        let out = SliceMut::all(&mut other);
         let summed = backend.tree_sum(&mut device.stream, out, &terms);
         match is_right {
             true => summed.expect("the host's memory is this device's"),

@@ -17,7 +17,7 @@ use super::communication::CommunicationLedger;
 use super::parts::{Gathered, OwnedBucket, UpdateRun, owned_buckets, told, told_mut, update_runs};
 use super::staging::Staged;
 use super::states::OwnedStates;
-use super::sums::OwnedSums;
+use super::sums::{OwnedSums, RoundPart};
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
@@ -174,7 +174,8 @@ impl<B: Backend> OwnedState<B> {
     }
 
     fn run(&mut self, jobs: &Jobs<StateJob>) -> Result<(), Stopped> {
-        while let Some(job) = jobs.next() {
+        let mut waiting = None;
+        while let Some(job) = waiting.take().or_else(|| jobs.next()) {
             progress::moved();
             match job {
                 StateJob::AnswerSums(replies) => self.answers.sums = Some(replies),
@@ -183,8 +184,18 @@ impl<B: Backend> OwnedState<B> {
                 StateJob::AnswerSnapshots(replies) => self.answers.snapshots = Some(replies),
                 StateJob::AnswerMeasures(replies) => self.communication.answer_to(replies),
                 StateJob::Sum(ready) => {
-                    if self.sum(ready)? {
-                        answer(&self.answers.sums, ready.ticket)?;
+                    let mut together = vec![ready];
+                    waiting = jobs.waiting();
+                    while let Some(&StateJob::Sum(ready)) = waiting.as_ref()
+                        && self.can_join(ready)?
+                    {
+                        together.push(ready);
+                        waiting = jobs.waiting();
+                    }
+                    self.sum(&together)?;
+                    let is_last = |ready: &&Ready| ready.round + 1 == self.rounds;
+                    for Ready { ticket, .. } in together.iter().filter(is_last) {
+                        answer(&self.answers.sums, *ticket)?;
                     }
                 }
                 StateJob::Mean { bucket, tokens } => {
@@ -246,20 +257,32 @@ impl<B: Backend> OwnedState<B> {
         Ok(())
     }
 
-    /// Sums a round of a bucket, and answers whether it was the last.
-    fn sum(&mut self, Ready { ticket, round }: Ready) -> Result<bool, Stopped> {
+    /// Whether what is ready may be summed together with what is before it: then every worker has posted it.
+    fn can_join(&mut self, ready: Ready) -> Result<bool, Stopped> {
+        match &mut self.lender.communicator {
+            // Sums of one round use the same room one after the other.
+            Some(communicator) if self.rounds == 1 => {
+                communicator.can_join(ready.key()).map_err(Stopped::of)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Sums what is ready.
+    fn sum(&mut self, together: &[Ready]) -> Result<(), Stopped> {
         let (Some(communicator), Sums::Owned(sums)) =
             (&mut self.lender.communicator, &mut self.sums)
         else {
-            return Ok(round + 1 == self.rounds);
+            return Ok(());
         };
-        let OwnedBucket { part, slots, cut, .. } = &self.buckets[ticket.bucket as usize];
-        let key = Key { round, ..Key::new(ticket.step, ticket.bucket) };
+        let bucket = |ready: &Ready| {
+            let OwnedBucket { part, slots, cut, .. } = &self.buckets[ready.ticket.bucket as usize];
+            RoundPart { key: ready.key(), cut, elements: slots.len() * part.range.len() }
+        };
+        let together: Vec<_> = together.iter().map(bucket).collect();
         let _waiting = progress::during(Phase::WaitingForSums);
-        let (device, elements) =
-            ((&*self.backend, &mut self.stream), slots.len() * part.range.len());
-        sums.sum(&mut **communicator, device, key, cut, elements).map_err(Stopped::of)?;
-        Ok(round + 1 == self.rounds)
+        let device = (&*self.backend, &mut self.stream);
+        sums.sum_each(&mut **communicator, device, &together).map_err(Stopped::of)
     }
 
     /// The mean gradient of what is owned of `bucket`, in the place of the sums of its first use. With the last of a step answers the

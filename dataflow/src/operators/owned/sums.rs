@@ -1,6 +1,6 @@
 //! The sums of what a worker owns of a bucket, as they come round by round.
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, ReduceScatter};
 use tidemill_collective::{Node, Tree};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -74,6 +74,15 @@ impl<B: Backend> TreeSums<B> {
     }
 }
 
+/// A round of a bucket whose sums a worker owns in part.
+pub(super) struct RoundPart<'a> {
+    pub(super) key: Key,
+    /// Which worker owns what of the bucket.
+    pub(super) cut: &'a Cut,
+    /// The elements that this one owns, over all uses.
+    pub(super) elements: usize,
+}
+
 /// The sums of what a worker of several owns.
 pub(super) struct OwnedSums<B: Backend> {
     buckets: Vec<TreeSums<B>>,
@@ -96,33 +105,51 @@ impl<B: Backend> OwnedSums<B> {
         self.buckets[bucket].whole_mut(tree)
     }
 
-    /// Brings those of `key`, of which this worker owns `elements` over all uses; `cut` says who owns what.
+    /// Brings the sums of `parts`, in order; those over all lanes together.
     ///
     /// # Errors
     /// Those of the communicator.
-    pub(super) fn sum(
+    pub(super) fn sum_each(
         &mut self,
         communicator: &mut dyn Communicator<B>,
         (backend, stream): (&B, &mut B::DeviceStream),
-        key: Key,
-        cut: &Cut,
-        elements: usize,
+        parts: &[RoundPart<'_>],
+    ) -> Result<(), CommunicatorError> {
+        let root = communicator.schedule().tree().root();
+        let mut rooms = Vec::with_capacity(parts.len());
+        for part in parts {
+            let sums = &mut self.buckets[part.key.bucket as usize];
+            if part.key.round == 0 {
+                let before = std::mem::take(&mut sums.nodes);
+                sums.spare.extend(before.into_iter().map(|(_, sums)| sums));
+            }
+            if communicator.schedule().sums(part.key.round as usize)?[..] == [root] {
+                rooms.push((part, sums.room((backend, stream), part.elements)?));
+            } else {
+                self.sum_of_round(communicator, (backend, stream), part)?;
+            }
+        }
+        let whole = rooms.iter_mut().map(|(part, room)| {
+            let RoundPart { key, cut, .. } = **part;
+            ReduceScatter { key, cut, out: SliceMut::all(room) }
+        });
+        communicator.reduce_scatter_each(backend, stream, whole.collect())?;
+        for (part, room) in rooms {
+            self.buckets[part.key.bucket as usize].nodes.push((root, room));
+        }
+        Ok(())
+    }
+
+    /// Brings the sums of a round that is not all lanes.
+    fn sum_of_round(
+        &mut self,
+        communicator: &mut dyn Communicator<B>,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        &RoundPart { key, cut, elements }: &RoundPart<'_>,
     ) -> Result<(), CommunicatorError> {
         let tree = communicator.schedule().tree();
         let nodes = communicator.schedule().sums(key.round as usize)?;
         let sums = &mut self.buckets[key.bucket as usize];
-        if key.round == 0 {
-            let before = std::mem::take(&mut sums.nodes);
-            sums.spare.extend(before.into_iter().map(|(_, sums)| sums));
-        }
-        if let [node] = nodes[..]
-            && node == tree.root()
-        {
-            let mut room = sums.room((backend, stream), elements)?;
-            communicator.reduce_scatter(backend, stream, key, cut, SliceMut::all(&mut room))?;
-            sums.nodes.push((node, room));
-            return Ok(());
-        }
         let of_all = nodes.len() * elements;
         let fits = self.of_round.take().filter(|room| B::elements(room) >= of_all);
         let mut room = match fits {

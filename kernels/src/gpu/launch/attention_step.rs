@@ -139,7 +139,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             unused: 0,
         };
         let name = plan.head_width().choose(KERNELS);
-        let launch = blocks(plan.kernel, samples * heads * chunks, THREADS)?.early();
+        let launch = blocks(plan.kernel, samples * heads * chunks, THREADS)?.early(samples);
         // SAFETY: all were checked against the shape, and the scratch memory has room for the parts of every block; no position past
         // the capacity is read or written.
         unsafe { self.launch(stream, &ATTENTION_STEP, name, launch, arguments) }?;
@@ -156,7 +156,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             chunks,
             unused: 0,
         };
-        let launch = blocks(plan.kernel, samples * heads, THREADS)?.early();
+        let launch = blocks(plan.kernel, samples * heads, THREADS)?.early(samples);
         // SAFETY: as above; the parts are those that were just formed.
         unsafe { self.launch(stream, &ATTENTION_STEP, "attention_step_sums", launch, arguments) }
     }

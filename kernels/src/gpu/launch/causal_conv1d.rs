@@ -368,7 +368,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             elements: elements as u64,
         };
         let sections = (positions as usize).div_ceil(SECTION);
-        let launch = blocks(KERNEL, sections * blocks_of_section, THREADS)?.early();
+        let launch = blocks(KERNEL, sections * blocks_of_section, THREADS)?.early(rows);
         let name = if shape.width() <= 4 { KERNEL } else { "causal_conv1d_silu_piece_long" };
         // SAFETY: `row_stride` has checked all rows, and state and lengths have their exact sizes.
         unsafe { self.launch(stream, &CAUSAL_CONV1D, name, launch, arguments) }

@@ -118,7 +118,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         ];
         let name = access_of(width, &operands)
             .choose("embedding_forward_wide", "embedding_forward_single");
-        let launch = blocks(KERNEL, rows, COPY_THREADS)?.early();
+        let launch = blocks(KERNEL, rows, COPY_THREADS)?.early(rows);
         // SAFETY: out and table were checked, with a row for each token; a token past the table stands for its first row.
         unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
     }

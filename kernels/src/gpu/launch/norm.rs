@@ -283,7 +283,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             (Some(few), Access::Wide) if is_few => (few, 1),
             _ => self.norm_variant(norm, access, width),
         };
-        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early();
+        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early(rows);
         // SAFETY: rows and vectors were checked against the shape; the norm is one of such an x.
         unsafe { self.launch(stream, norm.source, name, launch, arguments) }
     }

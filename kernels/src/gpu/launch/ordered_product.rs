@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
-use super::{KernelName, row_stride, row_stride_mut};
+use super::{KernelName, ordered_groups, row_stride, row_stride_mut};
 use crate::backend::{Element, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
@@ -16,7 +16,7 @@ use crate::view::{Matrix, MatrixMut};
 const KERNEL: KernelName = "ordered_matmul";
 
 /// Terms of a segment of k: `SEGMENT` of ordered_product.h.
-const SEGMENT: usize = 512;
+pub(super) const SEGMENT: usize = 512;
 /// Terms that a lane has of a row at a time: 16 bytes of bf16.
 const CHUNK: usize = 8;
 
@@ -40,35 +40,43 @@ const FP32_STEP_TERMS: usize = 16;
 /// `OrderedProduct` of ordered_product.h.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct OrderedProduct {
-    out: Address,
-    segment_sums: Address,
-    a: Address,
-    weight: Address,
-    out_stride: u64,
-    a_stride: u64,
-    weight_stride: u64,
-    group_of_warp: u64,
-    rows: u32,
-    columns: u32,
-    terms: u32,
-    segments: u32,
-    adds: u32,
-    out_is_fp32: u32,
-    pairs: u32,
-    groups: u32,
-    walkers: u32,
-    row_blocks: u32,
-    zero: u32,
-    padding: u32,
+pub(super) struct OrderedProduct {
+    pub(super) out: Address,
+    pub(super) segment_sums: Address,
+    pub(super) a: Address,
+    pub(super) weight: Address,
+    pub(super) out_stride: u64,
+    pub(super) a_stride: u64,
+    pub(super) weight_stride: u64,
+    pub(super) group_of_warp: u64,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    pub(super) terms: u32,
+    pub(super) segments: u32,
+    pub(super) adds: u32,
+    pub(super) out_is_fp32: u32,
+    pub(super) pairs: u32,
+    pub(super) groups: u32,
+    pub(super) walkers: u32,
+    pub(super) row_blocks: u32,
+    pub(super) zero: u32,
+    pub(super) padding: u32,
+}
+
+impl OrderedProduct {
+    pub(super) fn sizes(&self) -> Sizes {
+        let [rows, columns, segments] =
+            [self.rows, self.columns, self.segments].map(|size| size as usize);
+        Sizes { rows, columns, segments }
+    }
 }
 
 /// The sizes of a product: m, n and the segments of k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sizes {
-    rows: usize,
-    columns: usize,
-    segments: usize,
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) segments: usize,
 }
 
 /// A kernel and how its blocks share a product. All kernels give an element the same bits, so the choice may follow from
@@ -203,22 +211,21 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let sizes = Sizes { rows: m, columns: n, segments: k.div_ceil(SEGMENT) };
         let device = self.driver.properties();
         let plan = Plan::new(device, P::ELEMENT, access, sizes);
-        let elements = m * n;
-        let segment_sums = if plan.split {
-            let bytes = sizes.segments.saturating_mul(elements * size_of::<f32>());
-            stream.scratch(&self.driver, ScratchSlot::First, bytes)?
-        } else {
-            Address::NULL
-        };
-        let arguments = OrderedProduct {
+        // Threads of groups have two neighbours of a row, and the copy engine wants rows that are aligned.
+        let by_groups = device.group_products
+            && P::ELEMENT == ElementKind::Bf16
+            && access.and(pairs) == Access::Wide
+            && n.is_multiple_of(2);
+        let of_groups = by_groups.then(|| ordered_groups::Plan::new(device, sizes));
+        let mut product = OrderedProduct {
             out: out.address(),
-            segment_sums,
+            segment_sums: Address::NULL,
             a: a.address(),
             weight: weight.address(),
             out_stride,
             a_stride,
             weight_stride,
-            group_of_warp: plan.group_of_warp(),
+            group_of_warp: 0,
             rows: size32(KERNEL, "rows", m)?,
             columns: size32(KERNEL, "columns", n)?,
             terms: size32(KERNEL, "terms", k)?,
@@ -226,25 +233,62 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             adds: u32::from(output == Output::Add),
             out_is_fp32: u32::from(size_of::<T>() == size_of::<f32>()),
             pairs: u32::from(pairs == Access::Wide),
-            groups: plan.groups as u32,
-            walkers: plan.walkers as u32,
-            row_blocks: plan.row_blocks as u32,
+            groups: 0,
+            walkers: 0,
+            row_blocks: 0,
             zero: 0,
             padding: 0,
         };
-        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?.early();
-        let depth = if plan.split { arguments.segments } else { 1 };
+        if let Some(plan) = of_groups {
+            if plan.is_split() {
+                product.segment_sums = self.room_for_segments(stream, sizes)?;
+            }
+            // SAFETY: out, a and weight were checked against one another, and their alignment here; there is room for a sum of every
+            // element and segment where blocks leave these.
+            if unsafe { self.launch_ordered_groups(stream, KERNEL, plan, product)? } {
+                return self.add_segments(stream, product);
+            }
+            product.segment_sums = Address::NULL;
+        }
+        if plan.split {
+            product.segment_sums = self.room_for_segments(stream, sizes)?;
+        }
+        product.group_of_warp = plan.group_of_warp();
+        product.groups = plan.groups as u32;
+        product.walkers = plan.walkers as u32;
+        product.row_blocks = plan.row_blocks as u32;
+        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?
+            .early(product.rows as usize);
+        let depth = if plan.split { product.segments } else { 1 };
         let launch =
             Launch { grid: [launch.grid[0], depth, 1], shared_bytes: plan.shared_bytes, ..launch };
-        // SAFETY: out, a and weight were checked against one another; there is room for a sum of every element and segment where
-        // blocks leave these.
-        unsafe { self.launch(stream, &ORDERED_PRODUCT, plan.kernel, launch, arguments)? };
-        if !plan.split {
+        // SAFETY: as above, of any alignment.
+        unsafe { self.launch(stream, &ORDERED_PRODUCT, plan.kernel, launch, product)? };
+        self.add_segments(stream, product)
+    }
+
+    /// Memory for the sums of segments, each apart.
+    fn room_for_segments(&self, stream: &mut GpuStream<D>, sizes: Sizes) -> Result<Address> {
+        let elements = sizes.rows * sizes.columns;
+        let bytes = sizes.segments.saturating_mul(elements * size_of::<f32>());
+        stream.scratch(&self.driver, ScratchSlot::First, bytes)
+    }
+
+    /// Adds the segments that blocks have left apart, if they have.
+    fn add_segments(&self, stream: &mut GpuStream<D>, product: OrderedProduct) -> Result<()> {
+        if product.segment_sums == Address::NULL {
             return Ok(());
         }
-        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?.early();
-        // SAFETY: as above.
-        unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
+        let columns = product.columns as usize;
+        // Threads add one element each, or two neighbours.
+        let in_pairs = P::ELEMENT == ElementKind::Bf16 && columns.is_multiple_of(2);
+        let (kernel, own) =
+            if in_pairs { ("ordered_add_pairs", 2) } else { ("ordered_add_segments", 1) };
+        let launch = blocks(KERNEL, columns.div_ceil(own * THREADS as usize), THREADS)?
+            .early(product.rows as usize);
+        let launch = Launch { grid: [launch.grid[0], product.rows, 1], ..launch };
+        // SAFETY: as for the kernel before; rows are few where segments are apart.
+        unsafe { self.launch(stream, &ORDERED_PRODUCT, kernel, launch, product) }
     }
 }
 

@@ -148,7 +148,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let name = access.choose(map.wide, map.single);
         let tiles = width.div_ceil(THREADS as usize * columns::<T>());
-        let launch = blocks(kernel, rows.div_ceil(ROWS) * tiles, THREADS)?.early();
+        let launch = blocks(kernel, rows.div_ceil(ROWS) * tiles, THREADS)?.early(rows);
         // SAFETY: all operands were checked against the output's rows and columns; the kernel is one of elements of type `T`.
         unsafe { self.launch(stream, map.source, name, launch, arguments) }
     }

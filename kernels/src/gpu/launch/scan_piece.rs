@@ -108,7 +108,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             }
         };
         let launch = plan.launch(blocks, shared_bytes)?;
-        let launch = if is_step { launch.early() } else { launch };
+        let launch = if is_step { launch.early(samples) } else { launch };
         // SAFETY: `CheckedRows` has checked all rows, and state and lengths have their exact sizes.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }

@@ -4,16 +4,18 @@ use bytemuck::{Pod, Zeroable};
 
 use super::exactly;
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use crate::backend::{MOST_TREE_TERMS, TermValues, TreeTerm, check_tree};
+use crate::backend::{MOST_TREE_TERMS, TermValues, TreeSum as TreeSumOf, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::TREE_SUM;
 use crate::gpu::{Gpu, GpuStream};
-use crate::view::SliceMut;
 
+const KERNEL: &str = "tree_sum";
 const THREADS: u32 = 512;
+/// The most sums of a launch.
+const SUMS: usize = 8;
 const TERMS: usize = MOST_TREE_TERMS;
 /// The most sums that wait at once.
 const WAITING: usize = 12;
@@ -32,6 +34,15 @@ struct TreeSum {
     padding: [u8; 4],
 }
 
+/// `TreeSums` of tree_sum.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TreeSums {
+    sums: [TreeSum; SUMS],
+    count: u32,
+    padding: [u8; 4],
+}
+
 /// The kernels of a tree, with wide loads and without, and how many packs a thread has at once.
 fn variant(joins: &[u8]) -> ([&'static str; 2], usize) {
     // Of a whole tree over a power of two of terms, as many as a term's number has trailing ones.
@@ -45,64 +56,99 @@ fn variant(joins: &[u8]) -> ([&'static str; 2], usize) {
     }
 }
 
+/// What a kernel is told, and which it is.
+struct Prepared {
+    arguments: TreeSum,
+    kernel: &'static str,
+    tiles: usize,
+}
+
+fn prepared<D: Driver, P: Precision>(sum: &TreeSumOf<'_, Gpu<D, P>>) -> Result<Prepared> {
+    let TreeSumOf { out, terms } = sum;
+    let (out, waiting) = (out.as_slice(), check_tree(terms)?);
+    if waiting > WAITING {
+        let expected = format!("at most {WAITING}");
+        return Err(KernelError::shape(KERNEL, "sums that wait", expected, waiting));
+    }
+    if terms.len() > TERMS {
+        let expected = format!("at most {TERMS}");
+        return Err(KernelError::shape(KERNEL, "terms", expected, terms.len()));
+    }
+    let mut addresses = [out.address(); TERMS];
+    let mut joins = [0; TERMS];
+    for ((address, join), term) in addresses.iter_mut().zip(&mut joins).zip(terms) {
+        match &term.values {
+            TermValues::Out => {}
+            TermValues::Buffer(values) => {
+                exactly(KERNEL, "term", values, out.elements)?;
+                *address = values.address();
+            }
+            TermValues::Host(_) => {
+                let expected = "in the memory of a device";
+                return Err(KernelError::shape(KERNEL, "term", expected, "the host's"));
+            }
+        }
+        // A tree has fewer joins than terms.
+        *join = term.joins as u8;
+    }
+    let operands = addresses.map(|address| (address, 0));
+    let access = Access::of(WIDE_BYTES, &operands);
+    let ([wide, single], batch) = variant(&joins[..terms.len()]);
+    let pack = if access == Access::Wide { 4 } else { 1 };
+    let arguments = TreeSum {
+        out: out.address(),
+        terms: addresses,
+        elements: out.elements as u64,
+        term_count: terms.len() as u32,
+        joins,
+        padding: [0; 4],
+    };
+    let tiles = out.elements.div_ceil(THREADS as usize * batch * pack);
+    Ok(Prepared { arguments, kernel: access.choose(wide, single), tiles })
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// The sum of `terms` along their tree.
-    pub(in crate::gpu) fn launch_tree_sum(
+    /// Each sum along the tree of its terms. Neighbours that take the same kernel share launches.
+    pub(in crate::gpu) fn launch_tree_sums(
         &self,
         stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f32>,
-        terms: &[TreeTerm<'_, Self>],
+        sums: Vec<TreeSumOf<'_, Self>>,
     ) -> Result<()> {
-        const KERNEL: &str = "tree_sum";
-        let waiting = check_tree(terms)?;
-        if waiting > WAITING {
-            let expected = format!("at most {WAITING}");
-            return Err(KernelError::shape(KERNEL, "sums that wait", expected, waiting));
-        }
-        if terms.len() > TERMS {
-            let expected = format!("at most {TERMS}");
-            return Err(KernelError::shape(KERNEL, "terms", expected, terms.len()));
-        }
-        let mut addresses = [out.address(); TERMS];
-        let mut joins = [0; TERMS];
-        for ((address, join), term) in addresses.iter_mut().zip(&mut joins).zip(terms) {
-            match &term.values {
-                TermValues::Out => {}
-                TermValues::Buffer(values) => {
-                    exactly(KERNEL, "term", values, out.elements)?;
-                    *address = values.address();
+        // All are checked before any is written.
+        let sums = sums.into_iter().map(|sum| Ok((prepared(&sum)?, sum)));
+        let mut together: Vec<Prepared> = Vec::new();
+        for (prepared, TreeSumOf { out, terms }) in sums.collect::<Result<Vec<_>>>()? {
+            if let [TreeTerm { values, .. }] = terms[..] {
+                if let TermValues::Buffer(values) = values {
+                    crate::Runtime::copy(self, stream, out, values)?;
                 }
-                TermValues::Host(_) => {
-                    let expected = "in the memory of a device";
-                    return Err(KernelError::shape(KERNEL, "term", expected, "the host's"));
-                }
+                continue;
             }
-            // A tree has fewer joins than terms.
-            *join = term.joins as u8;
+            let is_other = |last: &Prepared| last.kernel != prepared.kernel;
+            if together.len() == SUMS || together.last().is_some_and(is_other) {
+                self.launch_together(stream, &together)?;
+                together.clear();
+            }
+            together.push(prepared);
         }
-        if terms.len() == 1 {
-            return match terms[0].values {
-                TermValues::Buffer(values) => crate::Runtime::copy(self, stream, out, values),
-                _ => Ok(()),
-            };
-        }
-        let arguments = TreeSum {
-            out: out.address(),
-            terms: addresses,
-            elements: out.elements as u64,
-            term_count: terms.len() as u32,
-            joins,
-            padding: [0; 4],
+        self.launch_together(stream, &together)
+    }
+
+    fn launch_together(&self, stream: &mut GpuStream<D>, together: &[Prepared]) -> Result<()> {
+        let tiles = together.iter().map(|sum| sum.tiles).sum::<usize>();
+        let Some(Prepared { kernel, .. }) = together.first().filter(|_| tiles > 0) else {
+            return Ok(());
         };
-        let operands = addresses.map(|address| (address, 0));
-        let access = Access::of(WIDE_BYTES, &operands);
-        let ([wide, single], batch) = variant(&joins[..terms.len()]);
-        let pack = if access == Access::Wide { 4 } else { 1 };
-        let tiles = out.elements.div_ceil(THREADS as usize * batch * pack);
+        let mut arguments = TreeSums::zeroed();
+        for (place, sum) in arguments.sums.iter_mut().zip(together) {
+            *place = sum.arguments;
+        }
+        arguments.count = together.len() as u32;
         let launch = blocks(KERNEL, tiles.min(BLOCKS), THREADS)?;
-        // SAFETY: every term has the elements of `out`; a term that is `out` is read where it is written, by the same thread
-        // before. Terms of peers are in memory that this device reaches, as the caller promised.
-        unsafe { self.launch(stream, &TREE_SUM, access.choose(wide, single), launch, arguments) }
+        // SAFETY: every term has the elements of its sum; a term that is where the sum goes is read by the thread that writes
+        // there, before it does. Other sums neither read nor write what one writes, as each is borrowed mutably. Terms of peers
+        // are in memory that this device reaches, as the caller promised.
+        unsafe { self.launch(stream, &TREE_SUM, kernel, launch, arguments) }
     }
 }
 

@@ -166,24 +166,24 @@ impl Kernel {
         bytes[..arguments.len()].copy_from_slice(arguments);
         let [x, y, z] = launch.grid;
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
-        if let (Start::Early, true, Some(launch_early)) =
+        if let (Start::Early { all_shared }, true, Some(launch_early)) =
             (launch.start, queue.is_recording(), self.launch_early)
         {
-            let attribute = LaunchAttribute::early_start();
+            let attributes = [LaunchAttribute::early_start(), LaunchAttribute::all_shared()];
             let settings = LaunchSettings {
                 grid: launch.grid,
                 block: [launch.threads, 1, 1],
                 shared_bytes: launch.shared_bytes as u32,
                 stream: queue.stream(),
-                attributes: &raw const attribute,
-                attribute_count: 1,
+                attributes: attributes.as_ptr(),
+                attribute_count: if all_shared { 2 } else { 1 },
             };
-            // SAFETY: as below; the settings and their attribute are alive.
+            // SAFETY: as below; the settings and their attributes are alive.
             let answer = unsafe {
                 let none = std::ptr::null_mut();
                 launch_early(&raw const settings, self.function, parameters.as_mut_ptr(), none)
             };
-            // A driver that refuses the attribute still launches in order.
+            // A driver that refuses an attribute still launches in order.
             if ![Code::NOT_SUPPORTED, Code::INVALID_VALUE].contains(&answer) {
                 return answer;
             }

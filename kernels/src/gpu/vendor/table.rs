@@ -95,11 +95,23 @@ impl LaunchAttribute {
     /// The number of the attribute by which a kernel may begin before the one ahead of it on its stream has ended.
     pub const EARLY_START: c_uint = 6;
 
+    /// The number of the attribute that says how many percent of the memory that multiprocessors split shall be shared memory.
+    const SHARED_MEMORY_SPLIT: c_uint = 14;
+
     /// Lets a kernel begin early.
     pub fn early_start() -> Self {
+        Self::new(Self::EARLY_START, 1)
+    }
+
+    /// Asks for as much shared memory as goes.
+    pub fn all_shared() -> Self {
+        Self::new(Self::SHARED_MEMORY_SPLIT, 100)
+    }
+
+    fn new(id: c_uint, number: c_int) -> Self {
         let mut value = [0; 16];
-        value[0] = 1;
-        Self { id: Self::EARLY_START, padding: 0, value }
+        value[0] = number;
+        Self { id, padding: 0, value }
     }
 }
 

@@ -16,7 +16,8 @@ pub(super) struct DeviceArena<B: Backend> {
     /// Those that exchange. Dropped before what they read, as they run to their end first.
     pub streams: Vec<B::DeviceStream>,
     pub arena: B::Buffer<f32>,
-    pub owned: B::Buffer<f32>,
+    /// The sums that are owned of each bucket.
+    pub owned: Vec<B::Buffer<f32>>,
     pub backend: Arc<B>,
 }
 
@@ -33,28 +34,29 @@ impl<B: Backend> DeviceArena<B> {
         let mut compute = backend.device_stream()?;
         let streams = (0..streams).map(|_| backend.device_stream()).collect::<Result<_, _>>()?;
         let arena = backend.allocate(&mut compute, elements)?;
-        let owned = backend.allocate(&mut compute, 0)?;
-        Ok(Self { compute, streams, arena, owned, backend })
+        Ok(Self { compute, streams, arena, owned: Vec::new(), backend })
     }
 
-    /// Makes room for so many owned elements.
-    pub(super) fn own(&mut self, elements: usize) -> Result<(), KernelError> {
-        if B::elements(&self.owned) < elements {
-            self.owned = self.backend.allocate(&mut self.compute, elements)?;
+    /// Makes room for so many owned elements of each bucket.
+    pub(super) fn own(&mut self, buckets: impl Iterator<Item = usize>) -> Result<(), KernelError> {
+        // Before others are allocated.
+        self.owned.clear();
+        for elements in buckets {
+            self.owned.push(self.backend.allocate(&mut self.compute, elements)?);
         }
         Ok(())
     }
 
-    /// Shows the elements `of_arena` as they were received: owned ones stand from element `start` of these on.
+    /// Shows the elements `of_arena` as they were received; as sums they are what is owned of a bucket.
     pub(super) fn show(
         &mut self,
         what: Exchanged,
         of_arena: Range<usize>,
-        start: usize,
+        bucket: usize,
         look: &mut Look<'_>,
     ) -> Result<(), Failure> {
         let from = match what {
-            Exchanged::Sums => Slice::new(&self.owned, start, of_arena.len())?,
+            Exchanged::Sums => Slice::new(&self.owned[bucket], 0, of_arena.len())?,
             Exchanged::Gathered => Slice::new(&self.arena, of_arena.start, of_arena.len())?,
         };
         look(of_arena.start, &self.backend.to_vec(&mut self.compute, from)?)
@@ -69,10 +71,12 @@ impl<B: Backend> Memory for DeviceArena<B> {
 
     fn clear(&mut self, what: Exchanged) -> Result<(), Failure> {
         let cleared = match what {
-            Exchanged::Sums => &mut self.owned,
-            Exchanged::Gathered => &mut self.arena,
+            Exchanged::Sums => &mut self.owned[..],
+            Exchanged::Gathered => std::slice::from_mut(&mut self.arena),
         };
-        self.backend.fill_zero(&mut self.compute, SliceMut::all(cleared))?;
+        for buffer in cleared {
+            self.backend.fill_zero(&mut self.compute, SliceMut::all(buffer))?;
+        }
         self.finish()
     }
 

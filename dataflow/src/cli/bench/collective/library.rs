@@ -33,8 +33,6 @@ struct Bucket {
     range: Range<usize>,
     /// The number of elements of a share.
     share: usize,
-    /// Where this rank's begins in what it owns of all.
-    start: usize,
 }
 
 impl<B: Backend> Rank<B> {
@@ -58,14 +56,13 @@ impl<B: Backend> Rank<B> {
 
 impl<B: Backend> Arm for Rank<B> {
     fn begin<'a>(&'a mut self, plan: &'a Plan) -> Result<Box<dyn Exchange + Send + 'a>, Failure> {
-        let (ranks, mut end) = (self.member.ranks(), 0);
+        let ranks = self.member.ranks();
         let buckets = plan.training.buckets.buckets().iter().map(|bucket| {
-            let (start, share) = (end, bucket.range.len() / ranks);
-            end += share;
-            Bucket { range: bucket.range.start..bucket.range.start + ranks * share, share, start }
+            let share = bucket.range.len() / ranks;
+            Bucket { range: bucket.range.start..bucket.range.start + ranks * share, share }
         });
-        let buckets = buckets.collect();
-        self.memory.own(end)?;
+        let buckets: Vec<_> = buckets.collect();
+        self.memory.own(buckets.iter().map(|bucket| bucket.share))?;
         Ok(Box::new(Shares { rank: self, buckets }))
     }
 }
@@ -81,17 +78,17 @@ impl<B: Backend> Exchange for Shares<'_, B> {
         let ready = backend.record(compute)?;
         for stream in streams {
             backend.wait_for(stream, &ready)?;
-            for &Bucket { ref range, share, start } in &self.buckets {
+            for (Bucket { range, .. }, owned) in self.buckets.iter().zip(&mut *owned) {
                 let (what, out, from) = match what {
                     Exchanged::Sums => (
                         LibraryCollective::ReduceScatter,
-                        SliceMut::new(owned, start, share)?,
+                        SliceMut::all(owned),
                         Slice::new(arena, range.start, range.len())?,
                     ),
                     Exchanged::Gathered => (
                         LibraryCollective::AllGather,
                         SliceMut::new(arena, range.start, range.len())?,
-                        Slice::new(owned, start, share)?,
+                        Slice::all(owned),
                     ),
                 };
                 backend.library_collective(stream, member, what, out, from)?;
@@ -102,7 +99,7 @@ impl<B: Backend> Exchange for Shares<'_, B> {
 
     fn received(&mut self, what: Exchanged, look: &mut Look<'_>) -> Result<(), Failure> {
         let Rank { memory, member } = &mut *self.rank;
-        for Bucket { range, share, start } in &self.buckets {
+        for (index, Bucket { range, share }) in self.buckets.iter().enumerate() {
             let received = match what {
                 Exchanged::Sums => {
                     let own = range.start + member.rank() * share;
@@ -110,7 +107,7 @@ impl<B: Backend> Exchange for Shares<'_, B> {
                 }
                 Exchanged::Gathered => range.clone(),
             };
-            memory.show(what, received, *start, look)?;
+            memory.show(what, received, index, look)?;
         }
         Ok(())
     }

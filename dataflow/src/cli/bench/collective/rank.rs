@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Key, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Key, ReduceScatter, Values, ValuesMut,
 };
 use tidemill_collective::{BucketOwners, Carry, DEFAULT_WINDOW_BYTES};
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -18,6 +18,8 @@ use crate::cluster::{Failure, WorkerContext};
 
 /// Device streams that devices exchange by which read each other's memory.
 const STREAMS: usize = 4;
+/// Buckets that are summed together, where they can be.
+const TOGETHER: usize = 8;
 
 /// A bucket as one rank sees it.
 struct Bucket {
@@ -27,8 +29,6 @@ struct Bucket {
     cut: Cut,
     /// The elements of the arena that this rank owns of it.
     own: Range<usize>,
-    /// Where that begins in what this rank owns of all.
-    start: usize,
 }
 
 /// What a thread exchanges with others.
@@ -92,7 +92,7 @@ impl<B: Backend> Arm for Worker<B> {
     fn begin<'a>(&'a mut self, plan: &'a Plan) -> Result<Box<dyn Exchange + Send + 'a>, Failure> {
         let rank = &mut self.rank;
         let buckets = buckets(plan, rank.end.rank());
-        rank.memory.own(buckets.last().map_or(0, |last| last.start + last.own.len()))?;
+        rank.memory.own(buckets.iter().map(|bucket| bucket.own.len()))?;
         Ok(Box::new(Buckets { rank, plan, buckets }))
     }
 }
@@ -110,12 +110,9 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
         }
         // What this rank owns is there before the rest is gathered, as its parameters are in training.
         let DeviceArena { backend, compute, arena, owned, .. } = memory;
-        for Bucket { own, start, .. } in &self.buckets {
-            let (out, from) = (
-                SliceMut::new(arena, own.start, own.len())?,
-                Slice::new(owned, *start, own.len())?,
-            );
-            backend.copy(compute, out, from)?;
+        for (Bucket { own, .. }, owned) in self.buckets.iter().zip(owned) {
+            let out = SliceMut::new(arena, own.start, own.len())?;
+            backend.copy(compute, out, Slice::all(owned))?;
         }
         memory.finish()
     }
@@ -132,15 +129,15 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
 
     fn received(&mut self, what: Exchanged, look: &mut Look<'_>) -> Result<(), Failure> {
         let Rank { memory, end, .. } = &mut *self.rank;
-        for Bucket { range, cut, own, start } in &self.buckets {
+        for (index, Bucket { range, cut, own }) in self.buckets.iter().enumerate() {
             if what == Exchanged::Sums {
-                memory.show(what, own.clone(), *start, look)?;
+                memory.show(what, own.clone(), index, look)?;
                 continue;
             }
             for peer in (0..cut.ranks()).filter(|&peer| peer != end.rank()) {
                 let part = cut.of_rank(peer);
                 let part = range.start + part.start..range.start + part.end;
-                memory.show(what, part, 0, look)?;
+                memory.show(what, part, index, look)?;
             }
         }
         Ok(())
@@ -165,11 +162,18 @@ impl<B: Backend> Buckets<'_, B> {
                 buckets.iter().enumerate().try_for_each(post_one)
             });
             let turns = streams.len();
-            for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
-                let out = SliceMut::new(owned, *start, own.len())?;
-                let stream = &mut streams[index % turns];
-                let key = Key::new(*round, index as u32);
-                end.reduce_scatter(backend, stream, key, cut, out)?;
+            let summed =
+                buckets.iter().zip(&mut *owned).enumerate().map(|(index, (bucket, out))| {
+                    let (key, out) = (Key::new(*round, index as u32), SliceMut::all(out));
+                    ReduceScatter { key, cut: &bucket.cut, out }
+                });
+            let mut summed = summed.peekable();
+            for turn in 0.. {
+                if summed.peek().is_none() {
+                    break;
+                }
+                let together = summed.by_ref().take(TOGETHER).collect();
+                end.reduce_scatter_each(backend, &mut streams[turn % turns], together)?;
             }
             posting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
@@ -179,11 +183,10 @@ impl<B: Backend> Buckets<'_, B> {
         let Self { rank: Rank { memory, end, round }, buckets, .. } = self;
         let DeviceArena { backend, streams, arena, owned, .. } = memory;
         let turns = streams.len();
-        for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
+        for (index, (Bucket { cut, .. }, owned)) in buckets.iter().zip(owned).enumerate() {
             let stream = &mut streams[index % turns];
             let key = Key::new(*round, index as u32);
-            let values = Slice::new(owned, *start, own.len())?;
-            end.updated(backend, stream, key, cut, Values::Fp32(values))?;
+            end.updated(backend, stream, key, cut, Values::Fp32(Slice::all(owned)))?;
         }
         for (index, Bucket { range, cut, .. }) in buckets.iter().enumerate() {
             let stream = &mut streams[index % turns];
@@ -198,7 +201,6 @@ impl<B: Backend> Buckets<'_, B> {
 /// The buckets of `plan`, in order, as `rank` sees them.
 fn buckets(plan: &Plan, rank: usize) -> Vec<Bucket> {
     let (chunks, workers) = (&plan.training.chunks, plan.values.workers());
-    let mut start = 0;
     let bucket = |(bucket, owners): (&tidemill_collective::Bucket, &BucketOwners)| {
         let owned: Vec<_> = (0..workers).map(|rank| owners.range(chunks, rank)).collect();
         let ends = owned.iter().scan(0, |end, of_rank| {
@@ -207,8 +209,7 @@ fn buckets(plan: &Plan, rank: usize) -> Vec<Bucket> {
         });
         let (range, cut, own) =
             (bucket.range.clone(), Cut::at(ends.collect()), owned[rank].clone());
-        start += own.len();
-        Bucket { range, cut, start: start - own.len(), own }
+        Bucket { range, cut, own }
     };
     plan.training.buckets.buckets().iter().zip(&plan.owners).map(bucket).collect()
 }
