@@ -23,7 +23,7 @@ use tidemill::model::optimizer::{
     HostViews, OptimizerSettings, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
 };
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Decay, Device, LanguageModel, MambaConfig, Trainable};
+use tidemill::model::{Device, LanguageModel, MambaConfig, Trainable};
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
@@ -38,7 +38,7 @@ const STEPS: u64 = 30;
 /// `m = momentum m + g;  p -= learning_rate (g + momentum m + weight_decay p)`
 struct Nesterov {
     momentum: f32,
-    weight_decay: f32,
+    weight_decay: f64,
 }
 
 impl UpdateRule<Cpu> for Nesterov {
@@ -52,12 +52,9 @@ impl UpdateRule<Cpu> for Nesterov {
         views: UpdateViews<'_, Cpu>,
         scalars: UpdateScalars,
     ) -> tidemill::model::Result<()> {
-        let HostViews { parameters, mut states, gradient } = views.on_host();
+        let HostViews { parameters, mut states, gradient, .. } = views.on_host();
         let learning_rate = scalars.learning_rate as f32;
-        let weight_decay = match scalars.decay {
-            Decay::Decayed => self.weight_decay,
-            Decay::Exempt => 0.0,
-        };
+        let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay) as f32;
         let states = states.iter_mut().flat_map(|state| state.iter_mut());
         for ((p, m), g) in parameters.iter_mut().zip(states).zip(gradient) {
             // The gradient is clipped as the run's settings say.

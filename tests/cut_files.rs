@@ -32,7 +32,7 @@ fn cut(run: &Path, step: u64, file_bytes: u64) -> PathBuf {
     let states = OptimizerSettings::default().states();
     let stored = StateFiles::open(&path, layout, states).unwrap();
     let all = 0..layout.parameter_elements();
-    let state = stored.read(layout, std::slice::from_ref(&all), &Abort::new()).unwrap().unwrap();
+    let state = stored.read(std::slice::from_ref(&all), &Abort::new()).unwrap().unwrap();
     let read = |name: &str| std::fs::read(path.join(name)).unwrap();
     let files = CheckpointFiles {
         plan: Arc::new(FilePlan::new(layout, states, file_bytes)),

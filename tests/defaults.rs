@@ -27,7 +27,7 @@ const EVERYWHERE: &[Key] = &[
     ("batch.lanes", &["1", "2", "8", "64", "4096"]),
     ("batch.grain_samples", &["1", "3", "1000", "9223372036854775807"]),
     ("batch.microbatch_grains", &["1", "1000000", "9223372036854775807", "\"auto\""]),
-    ("optimizer.name", &["adamw", "decoupled_adamw", "lion"]),
+    ("optimizer.name", &["adamw", "decoupled_adamw", "lion", "adafactor"]),
     ("optimizer.learning_rate", &["0.0", "1e-9", "10.0"]),
     ("optimizer.betas", &["[0.0, 0.0]", "[0.999, 0.9999]"]),
     ("optimizer.eps", &["1e-30", "1.0"]),

@@ -1,7 +1,9 @@
-//! Whichever optimizer a run has, nothing but numerics changes a bit, and a checkpoint holds the states that its rule names.
+//! Whichever optimizer and groups of parameters a run has, nothing but numerics changes a bit, and a checkpoint holds the states
+//! that its rule names.
 //!
 //! That AdamW does is promised by all other files: it is the default.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crate::support::processes::wait_until;
@@ -12,16 +14,58 @@ static BENCH: LazyLock<Workbench> = LazyLock::new(Workbench::new);
 /// Lion, at the rate that the workbench has for AdamW.
 const LION: &str = "optimizer.name=lion";
 
+/// Adafactor, whose tensors have one owner each.
+const ADAFACTOR: &str = "optimizer.name=adafactor";
+
+/// Adafactor on one worker, at the rate that it has by itself.
+static FACTORED: LazyLock<Outcome> = LazyLock::new(|| {
+    BENCH.train(Job {
+        dir: "factored",
+        workers: 1,
+        set: &[ADAFACTOR, "optimizer.learning_rate=0.02"],
+    })
+});
+
 /// Lion on one worker.
 static REFERENCE: LazyLock<Outcome> =
     LazyLock::new(|| BENCH.train(Job { dir: "reference", workers: 1, set: &[LION] }));
 
-/// The names of the tensors of a file in the layout of safetensors.
-fn tensors(file: &[u8]) -> Vec<String> {
+/// Norms at a tenth of the rate that are decayed, and an embedding that stays what it is.
+const GROUPS: &str = r#"optimizer.groups=[
+    { match = ["*.norm.*", "*.norm_f.*"], learning_rate_factor = 0.1, weight_decay = 0.3 },
+    { match = ["*embeddings*"], learning_rate_factor = 0.0, weight_decay = 0.0 },
+]"#;
+
+/// AdamW with [`GROUPS`] on one worker.
+static GROUPED: LazyLock<Outcome> =
+    LazyLock::new(|| BENCH.train(Job { dir: "grouped", workers: 1, set: &[GROUPS] }));
+
+/// What a file in the layout of safetensors says of its tensors, by name, and their bytes.
+fn header(file: &[u8]) -> (impl Iterator<Item = (String, serde_json::Value)>, &[u8]) {
     let (length, rest) = file.split_first_chunk().unwrap();
-    let header = &rest[..u64::from_le_bytes(*length) as usize];
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: serde_json::Map<_, _> = serde_json::from_slice(header).unwrap();
-    header.into_iter().map(|(name, _)| name).filter(|name| name != "__metadata__").collect()
+    (header.into_iter().filter(|(name, _)| name != "__metadata__"), data)
+}
+
+/// The shapes of the tensors of such a file.
+fn shapes(file: &[u8]) -> BTreeMap<String, Vec<u64>> {
+    let shape = |of: &serde_json::Value| serde_json::from_value(of["shape"].clone()).unwrap();
+    header(file).0.map(|(name, of)| (name, shape(&of))).collect()
+}
+
+/// The bytes of the tensors of such a file.
+fn contents(file: &[u8]) -> BTreeMap<String, &[u8]> {
+    let (tensors, data) = header(file);
+    let place = |of: &serde_json::Value, end: usize| {
+        of["data_offsets"][end].as_u64().expect("a place in the file") as usize
+    };
+    tensors.map(|(name, of)| (name, &data[place(&of, 0)..place(&of, 1)])).collect()
+}
+
+/// The names of the tensors of such a file.
+fn tensors(file: &[u8]) -> Vec<String> {
+    contents(file).into_keys().collect()
 }
 
 #[test]
@@ -53,30 +97,185 @@ fn lion_is_elastic() {
 }
 
 /// Also where the process that goes on reads what another number of workers left, and where one was killed.
-#[test]
-fn lion_goes_on_where_it_was_killed() {
-    let steps = ["run.steps=40", "schedule.steps=40", "checkpoint.every_steps=3", LION];
-    let reference = BENCH.train(Job { dir: "undisturbed", workers: 1, set: &steps });
-    let arguments = |world: &[&'static str]| {
-        let set = steps.iter().chain(&["run.dir=killed"]).flat_map(|&set| ["--set", set]);
+fn goes_on_where_it_was_killed(optimizer: &str) {
+    let steps = ["run.steps=40", "schedule.steps=40", "checkpoint.every_steps=3", optimizer];
+    let dir = |what: &str| format!("{what}-{}", optimizer.trim_start_matches("optimizer.name="));
+    let (undisturbed, killed) = (dir("undisturbed"), dir("killed"));
+    let reference = BENCH.train(Job { dir: &undisturbed, workers: 1, set: &steps });
+    let run_dir = format!("run.dir={killed}");
+    let all: Vec<&str> = steps.into_iter().chain([run_dir.as_str()]).collect();
+    let arguments = |world: &[&'static str]| -> Vec<&str> {
+        let set = all.iter().flat_map(|&set| ["--set", set]);
         ["train", "run.toml"].into_iter().chain(world.iter().copied()).chain(set).collect()
     };
-    let checkpoints = BENCH.path("killed/checkpoints");
+    let checkpoints = BENCH.path(&format!("{killed}/checkpoints"));
     let newest = || -> Option<std::ffi::OsString> {
         let entries = std::fs::read_dir(&checkpoints).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name()).max()
     };
     for world in [["-w", "2"], ["-w", "3"]] {
-        let arguments: Vec<&str> = arguments(&world);
-        let mut run = BENCH.start(&arguments);
+        let mut run = BENCH.start(&arguments(&world));
         let before = newest();
         wait_until("another checkpoint", || newest() > before || run.has_ended());
         run.signal("KILL");
         let _killed = run.finish();
     }
-    let two: Vec<&str> = arguments(&["-n", "2", "-w", "1"]);
-    BENCH.tidemill(&two).expect(0);
-    assert_same(&BENCH.outcome("killed"), &reference, "killed twice");
+    BENCH.tidemill(&arguments(&["-n", "2", "-w", "1"])).expect(0);
+    assert_same(&BENCH.outcome(&killed), &reference, "killed twice");
+}
+
+#[test]
+fn lion_goes_on_where_it_was_killed() {
+    goes_on_where_it_was_killed(LION);
+}
+
+#[test]
+fn adafactor_goes_on_where_it_was_killed() {
+    goes_on_where_it_was_killed(ADAFACTOR);
+}
+
+/// A number of each row and of each column of a matrix, and of each element of a vector: next to nothing.
+#[test]
+fn adafactor_learns_and_keeps_next_to_nothing() {
+    assert!(FACTORED.loss(4) < FACTORED.loss(0) - 0.1, "{:?}", FACTORED.steps);
+    let adamw = BENCH.train(Job { dir: "beside-factored", workers: 1, set: &["run.steps=2"] });
+    assert_eq!(adamw.steps[0][1], FACTORED.steps[0][1], "the loss before the first update");
+    assert_ne!(adamw.steps[1][1], FACTORED.steps[1][1], "and after it");
+    let [model, optimizer] =
+        ["model.safetensors", "optimizer.safetensors"].map(|name| shapes(&FACTORED.latest()[name]));
+    let mut expected = BTreeMap::new();
+    for (name, shape) in &model {
+        let mut has = |state: &str, shape: &[u64]| {
+            expected.insert(format!("{state}.{name}"), shape.to_vec());
+        };
+        match &shape[..] {
+            [_] => has("exp_avg_sq", shape),
+            [rows, columns @ ..] => {
+                has("exp_avg_sq_row", &[*rows]);
+                has("exp_avg_sq_col", columns);
+            }
+            [] => unreachable!("every tensor has a dimension"),
+        }
+    }
+    assert_eq!(optimizer, expected);
+    let values = |tensors: BTreeMap<String, Vec<u64>>| -> u64 {
+        tensors.values().map(|shape| shape.iter().product::<u64>()).sum()
+    };
+    assert!(8 * values(optimizer) < values(model), "an eighth of a number of each parameter");
+    for (name, state) in contents(&FACTORED.latest()["optimizer.safetensors"]) {
+        assert!(state.iter().any(|&byte| byte != 0), "{name}");
+    }
+}
+
+#[test]
+fn adafactor_is_elastic() {
+    let rate = "optimizer.learning_rate=0.02";
+    for (workers, set) in [
+        (2, &[ADAFACTOR, rate][..]),
+        (5, &[ADAFACTOR, rate, "batch.microbatch_grains=1"]),
+        (3, &[ADAFACTOR, rate, "parallel.shard=gradients"]),
+        (3, &[ADAFACTOR, rate, "parallel.shard=parameters"]),
+        (1, &[ADAFACTOR, rate, "device.threads=2"]),
+    ]
+    .into_iter()
+    {
+        let dir = format!("factored-{workers}-{}", set.len());
+        let dir = format!("{dir}-{}", set.last().map_or(0, |last| last.len()));
+        let found = BENCH.train(Job { dir: &dir, workers, set });
+        assert_same(&found, &FACTORED, &format!("{workers} workers {set:?}"));
+    }
+}
+
+/// What `[optimizer.adafactor]` says is what happens, and a factor of a group is one of its steps.
+#[test]
+fn settings_of_adafactor_are_numerics() {
+    let absolute = "optimizer.adafactor.step_size=absolute";
+    let group = r#"optimizer.groups=[{ match = ["*embeddings*"], learning_rate_factor = 0.0 }]"#;
+    for set in [absolute, "optimizer.adafactor.decay_exponent=0.5", group] {
+        let set = [ADAFACTOR, "optimizer.learning_rate=0.02", set];
+        let one = BENCH.train(Job { dir: "own-one", workers: 1, set: &set });
+        let two = BENCH.train(Job { dir: "own-two", workers: 2, set: &set });
+        assert_same(&one, &two, set[2]);
+        assert_ne!(one.steps[4], FACTORED.steps[4], "{}", set[2]);
+        for dir in ["own-one", "own-two"] {
+            std::fs::remove_dir_all(BENCH.path(dir)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn groups_are_elastic() {
+    for (index, (workers, set)) in [
+        (2, &[GROUPS][..]),
+        (5, &[GROUPS, "batch.microbatch_grains=1"]),
+        (3, &[GROUPS, "parallel.shard=gradients"]),
+        (3, &[GROUPS, "parallel.shard=parameters"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = format!("grouped-{index}");
+        let found = BENCH.train(Job { dir: &dir, workers, set });
+        assert_same(&found, &GROUPED, &format!("{workers} workers {set:?}"));
+    }
+}
+
+#[test]
+fn a_run_of_groups_goes_on_as_if_it_had_not_ended() {
+    let keep = "checkpoint.keep=9";
+    let begun = [GROUPS, keep, "run.steps=2", "schedule.steps=5"];
+    BENCH.train(Job { dir: "grouped-in-two", workers: 2, set: &begun });
+    let found = BENCH.train(Job { dir: "grouped-in-two", workers: 3, set: &[GROUPS, keep] });
+    assert_same(&found, &GROUPED, "a run of groups that went on");
+}
+
+/// What the groups say is what happens: also to the states, of which a frozen tensor's stay zeros.
+#[test]
+fn a_frozen_tensor_stays_what_it_was_while_others_move() {
+    let nothing = ["optimizer.learning_rate=0.0", "optimizer.weight_decay=0.0"];
+    let initial = BENCH.train(Job { dir: "initial", workers: 1, set: &nothing });
+    let plain = BENCH.train(Job { dir: "plain", workers: 1, set: &[] });
+    let models =
+        [&initial, &plain, &*GROUPED].map(|it| contents(&it.latest()["model.safetensors"]));
+    let [initial, plain, grouped] = models;
+    let mut frozen = Vec::new();
+    for (name, before) in &initial {
+        // Steps of other tensors are other ones too, since losses come of all.
+        assert_ne!(&plain[name], before, "{name} moves where there are no groups");
+        assert_ne!(plain[name], grouped[name], "{name} is the same with groups and without");
+        if &grouped[name] == before {
+            frozen.push(name.as_str());
+        }
+    }
+    assert_eq!(frozen, ["backbone.embeddings.weight"]);
+    for (name, state) in contents(&GROUPED.latest()["optimizer.safetensors"]) {
+        let is_zero = state.iter().all(|&byte| byte == 0);
+        assert_eq!(is_zero, name.ends_with("backbone.embeddings.weight"), "{name}");
+    }
+    // A norm's weight is 1 at first, and moves by at most about a tenth of the rates.
+    let norm = "backbone.norm_f.weight";
+    let farthest = |tensor: &[u8]| {
+        let values = tensor.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        values.map(|value| (value - 1.0).abs()).fold(0.0, f32::max)
+    };
+    let [plain, grouped] = [plain[norm], grouped[norm]].map(farthest);
+    assert!(grouped > 0.0 && grouped < 0.3 * plain, "{grouped} of {plain}");
+}
+
+/// A factor of 1 is the number that was there already, and so is a decay that says what `[optimizer]` does.
+#[test]
+fn groups_that_change_nothing_change_no_bit() {
+    let nothing = r#"optimizer.groups=[
+        { match = ["*.norm.*"], learning_rate_factor = 1.0 },
+        { match = ["*.x_proj.weight", "*.A_log"], learning_rate_factor = 1.0 },
+        { match = ["*.in_proj.weight"], weight_decay = 0.1 },
+    ]"#;
+    let plain = BENCH.train(Job { dir: "without-groups", workers: 1, set: &[] });
+    let found = BENCH.train(Job { dir: "groups-of-nothing", workers: 2, set: &[nothing] });
+    assert_eq!(found.steps, plain.steps);
+    for name in ["model.safetensors", "optimizer.safetensors"] {
+        assert!(found.latest()[name] == plain.latest()[name], "{name} has other bytes");
+    }
 }
 
 /// It asserts itself that its losses have the same bits with one worker and with three.

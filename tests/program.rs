@@ -245,13 +245,16 @@ fn words_for_people() {
 #[test]
 fn a_printed_config_is_the_same_run() {
     let bench = Workbench::new();
-    let set = ["--set", "optimizer.betas=[0.8, 0.9]", "--set", "batch.microbatch_grains=\"auto\""];
+    let groups = "optimizer.groups=[{match=[\"*.norm.*\"], learning_rate_factor=0.5}]";
+    let betas = "optimizer.betas=[0.8, 0.9]";
+    let set = ["--set", betas, "--set", groups, "--set", "batch.microbatch_grains=\"auto\""];
     let print = |config: &str, set: &[&str]| {
         bench.tidemill(&[&["train", config, "--print-config"], set].concat()).expect(0).stdout
     };
     let printed = print("run.toml", &set);
     for part in [
         "betas = [0.8, 0.9]",
+        "[[optimizer.groups]]\nmatch = [\"*.norm.*\"]\nlearning_rate_factor = 0.5\n",
         "seed = 17",
         "vocab_size = 259",
         "dt_rank = 2",

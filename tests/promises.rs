@@ -11,7 +11,7 @@
 //! | [`documents`] | all of it holds where documents of a sample see nothing of each other |
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
-//! | [`optimizers`] | so is a run of any optimizer, a user's own too |
+//! | [`optimizers`] | so is a run of any optimizer, a user's own too, and of groups of parameters |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`versions`] | a data set may change under a run, which stays on the version that it began with |
 //! | [`upkeep`] | whatever ends an update, the newest version is whole, and of the other nothing stays |

@@ -30,6 +30,7 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("batch.grain_samples", "2", "1"),
     ("optimizer.name", "adamw", "decoupled_adamw"),
     ("optimizer.name", "adamw", "lion"),
+    ("optimizer.name", "adamw", "adafactor"),
     ("optimizer.learning_rate", "0.003", "0.004"),
     ("optimizer.betas", "[0.9,0.95]", "[0.9,0.99]"),
     ("optimizer.eps", "1e-8", "1e-9"),
@@ -60,6 +61,31 @@ fn a_forbidden_change_names_the_key_and_both_values() {
             assert!(error.contains(part), "{key}: {part:?} is not in {error:?}");
         }
         assert!(files(&bench.path("run")) == before, "{key}: something was written");
+    }
+}
+
+/// Also where the run began without any, or goes on without.
+#[test]
+fn groups_of_parameters_may_not_change() {
+    let bench = Workbench::new();
+    let set = |factor| {
+        format!(r#"optimizer.groups=[{{match=["*norm*"],learning_rate_factor={factor}}}]"#)
+    };
+    let json = |factor| format!(r#"[{{"learning_rate_factor":{factor},"match":["*norm*"]}}]"#);
+    let (half, third) = (set("0.5"), set("0.3"));
+    let sets: [&[&str]; 3] = [&[], &[&half], &[&third]];
+    let words = ["not set".to_owned(), json("0.5"), json("0.3")];
+    for (dir, begun, now) in [("none", 0, 1), ("gone", 1, 0), ("other", 1, 2)] {
+        bench.train(Job { dir, workers: 1, set: sets[begun] });
+        let before = files(&bench.path(dir));
+        let error =
+            causes(&bench.try_train(Job { dir, workers: 2, set: sets[now] }).expect_err(dir));
+        let said = format!("optimizer.groups is {} in ", words[begun]);
+        assert!(error.contains(&said) || begun == 0, "{error}");
+        for part in ["optimizer.groups", &words[begun], &words[now], "cannot change"] {
+            assert!(error.contains(part), "{dir}: {part:?} is not in {error:?}");
+        }
+        assert!(files(&bench.path(dir)) == before, "{dir}: something was written");
     }
 }
 

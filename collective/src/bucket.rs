@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::plan::ChunkPlan;
+use crate::plan::{ChunkPlan, ChunkStart, PlannedChunk};
 
 /// Elements that a bucket has at least, where there are as many: 16 MiB of fp32, a transfer that takes a link between GPUs
 /// much longer than the start of one.
@@ -88,7 +88,7 @@ impl BucketPlan {
     }
 
     /// Which chunks of each bucket each of `ranks` owns: one run of them in order, so that over all buckets every rank owns about
-    /// as many elements.
+    /// as many elements. What [goes on](ChunkStart::GoesOn) belongs to the owner of the chunk before.
     pub fn owners(&self, chunks: &ChunkPlan, ranks: usize) -> Vec<BucketOwners> {
         let mut loads = vec![0; ranks];
         let mut so_far = 0;
@@ -106,8 +106,9 @@ impl BucketPlan {
                 let end = had as u128 * bucket.range.len() as u128 / wanted as u128;
                 let end = bucket.range.start + end as usize;
                 while next < bucket.chunks.end {
-                    let range = &chunks.chunks()[next].range;
-                    if !last && range.start + range.len() / 2 >= end {
+                    let PlannedChunk { range, start, .. } = &chunks.chunks()[next];
+                    let may_end = !last && *start == ChunkStart::Anew;
+                    if may_end && range.start + range.len() / 2 >= end {
                         break;
                     }
                     *load += range.len();
@@ -233,6 +234,37 @@ mod tests {
                 assert_eq!(loads.iter().sum::<usize>(), 730);
                 let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
                 assert!(most - least <= 2 * 64, "{elements}, {ranks}: {loads:?}");
+            }
+        }
+    }
+
+    /// A tensor of many chunks that has one owner goes to one rank, and the others get more of the rest.
+    #[test]
+    fn whole_tensors_have_one_owner() {
+        let tensors = |segment: usize, range: Range<usize>| match segment {
+            0 => vec![0, 200, 280],
+            3 => vec![500, 580],
+            _ => vec![range.start],
+        };
+        let ranges = segments().into_iter().enumerate();
+        let ranges = ranges.map(|(index, it)| (it.range.clone(), tensors(index, it.range)));
+        let chunks = ChunkPlan::of_whole_tensors(ranges, 64);
+        for elements in [1, 200, 10_000] {
+            let plan = BucketPlan::new(&chunks, &segments(), elements);
+            for ranks in 1..9 {
+                let owners = plan.chunk_owners(&chunks, ranks);
+                for (index, chunk) in chunks.chunks().iter().enumerate() {
+                    let goes_on = chunk.start == ChunkStart::GoesOn;
+                    assert!(!goes_on || owners[index] == owners[index - 1], "{chunk:?}");
+                }
+                let of = |rank| {
+                    let owned = chunks.chunks().iter().zip(&owners);
+                    owned.filter(|it| *it.1 == rank).map(|it| it.0.range.len()).sum::<usize>()
+                };
+                assert_eq!((0..ranks).map(of).sum::<usize>(), 730);
+                let most = (0..ranks).map(of).max().unwrap();
+                assert!(most <= 730 / ranks + 2 * 200, "{elements}, {ranks}: {most}");
+                assert!(ranks < 2 || most < 730, "more than one rank owns something");
             }
         }
     }

@@ -36,5 +36,5 @@ pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
 pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
 pub use error::{CollectiveError, Result};
 pub use lane_schedule::LaneSchedule;
-pub use plan::{CHUNK_ELEMENTS, ChunkPlan, PlannedChunk};
+pub use plan::{CHUNK_ELEMENTS, ChunkPlan, ChunkStart, PlannedChunk};
 pub use tree::{Node, Tree, lane_cut};

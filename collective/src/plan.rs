@@ -17,6 +17,17 @@ pub struct PlannedChunk {
     pub segment: usize,
     /// Its elements of the parameter arena.
     pub range: Range<usize>,
+    /// What it starts with.
+    pub start: ChunkStart,
+}
+
+/// What stands at the start of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkStart {
+    /// Something whose owner may be another than that of the chunk before.
+    Anew,
+    /// More of a tensor that begins in a chunk before and has one owner.
+    GoesOn,
 }
 
 /// All chunks of a parameter arena, in arena order.
@@ -52,7 +63,44 @@ impl ChunkPlan {
             chunks.extend(range.clone().step_by(chunk_elements).map(|start| PlannedChunk {
                 segment,
                 range: start..range.end.min(start + chunk_elements),
+                start: ChunkStart::Anew,
             }));
+        }
+        first.push(chunks.len());
+        Self { chunks, first, starts }
+    }
+
+    /// As [`with_chunk_elements`](Self::with_chunk_elements) where every tensor has one owner. A chunk is several whole tensors, as many
+    /// as have room, or a part of one. Each of `segments` is given with where its tensors begin, in order.
+    ///
+    /// # Panics
+    /// When `chunk_elements` is 0.
+    pub fn of_whole_tensors(
+        segments: impl IntoIterator<Item = (Range<usize>, Vec<usize>)>,
+        chunk_elements: usize,
+    ) -> Self {
+        assert!(chunk_elements > 0, "a chunk has at least one element");
+        let (mut chunks, mut first, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (segment, (range, tensors)) in segments.into_iter().enumerate() {
+            first.push(chunks.len());
+            starts.push(range.start);
+            // What stands before the first tensor belongs to it.
+            let begins = std::iter::once(range.start).chain(tensors.iter().skip(1).copied());
+            let ends = tensors.iter().skip(1).copied().chain([range.end]);
+            for (begin, end) in begins.zip(ends).filter(|(begin, end)| begin < end) {
+                match chunks.last_mut() {
+                    Some(PlannedChunk { segment: of, range: last, .. })
+                        if *of == segment && end - last.start <= chunk_elements =>
+                    {
+                        last.end = end;
+                    }
+                    _ => chunks.extend((begin..end).step_by(chunk_elements).map(|at| {
+                        let start = if at == begin { ChunkStart::Anew } else { ChunkStart::GoesOn };
+                        let range = at..end.min(at + chunk_elements);
+                        PlannedChunk { segment, range, start }
+                    })),
+                }
+            }
         }
         first.push(chunks.len());
         Self { chunks, first, starts }
@@ -71,7 +119,7 @@ impl ChunkPlan {
     /// The range of `chunk` counted from the start of its segment: where it stands in a gradient
     /// slot.
     pub fn in_segment(&self, chunk: usize) -> Range<usize> {
-        let PlannedChunk { segment, range } = &self.chunks[chunk];
+        let PlannedChunk { segment, range, .. } = &self.chunks[chunk];
         let start = self.starts[*segment];
         range.start - start..range.end - start
     }
@@ -91,5 +139,32 @@ mod tests {
         assert_eq!(plan.of_segment(3), 4..6);
         assert_eq!(plan.in_segment(2), 200..250);
         assert_eq!(plan.in_segment(5), 100..200);
+    }
+
+    #[test]
+    fn chunks_of_whole_tensors_end_where_tensors_do_or_inside_of_one() {
+        let segments = [
+            (0..250, vec![0, 16, 48, 64]),
+            (250..250, vec![]),
+            (250..266, vec![250]),
+            (266..500, vec![266, 466]),
+        ];
+        let plan = ChunkPlan::of_whole_tensors(segments.clone(), 100);
+        let found: Vec<_> = plan.chunks().iter().map(|it| (it.range.clone(), it.start)).collect();
+        use ChunkStart::{Anew, GoesOn};
+        let expected = [
+            (0..64, Anew),
+            (64..164, Anew),
+            (164..250, GoesOn),
+            (250..266, Anew),
+            (266..366, Anew),
+            (366..466, GoesOn),
+            (466..500, Anew),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!([0, 1, 2, 3].map(|it| plan.of_segment(it)), [0..3, 3..3, 3..4, 4..7]);
+        let all = ChunkPlan::of_whole_tensors(segments, 1000);
+        let ranges: Vec<_> = all.chunks().iter().map(|chunk| chunk.range.clone()).collect();
+        assert_eq!(ranges, [0..250, 250..266, 266..500], "and never across segments");
     }
 }

@@ -50,6 +50,7 @@ pub mod prepare;
 mod printable;
 mod refusal;
 pub mod run_folder;
+mod state_arenas;
 
 pub use error::{JobError, Result};
 pub use tidemill_collective as collective;

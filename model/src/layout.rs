@@ -85,6 +85,11 @@ impl Tensor {
         self.shape.iter().product()
     }
 
+    /// Rows and columns, those of the first dimension and those of all others together: of a vector its elements and 1.
+    pub fn matrix(&self) -> [usize; 2] {
+        [self.shape.first().copied().unwrap_or(1), self.shape.iter().skip(1).product()]
+    }
+
     /// The logical elements' range in the arena.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements()

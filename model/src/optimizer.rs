@@ -1,26 +1,36 @@
 //! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none, and [`Lion`] the other one. A user's
-//! own rule is given to the training graph as they are.
+//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none; the others are [`Lion`] and
+//! [`Adafactor`]. A user's own rule is given to the training graph as they are.
 
+mod adafactor;
 mod adamw;
+mod groups;
 mod lion;
+mod on_host;
 pub mod rule;
+mod state_arena;
+mod terms;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, Cpu};
 
+pub use self::adafactor::{Adafactor, AdafactorSettings, StepSize};
 pub use self::adamw::AdamW;
+pub use self::groups::{GroupSettings, update_terms};
 pub use self::lion::Lion;
+pub use self::on_host::on_host;
 pub use self::rule::{
-    HostViews, MOST_STATES, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
-    check_states,
+    HostViews, MOST_STATES, StateExtent, StateSpec, StateTensors, UpdateRule, UpdateScalars,
+    UpdateUnit, UpdateViews, check_states,
 };
+pub use self::state_arena::StateArena;
+pub use self::terms::{UpdateTerms, WeightDecay};
 
 use crate::error::{ModelError, Result};
-use crate::layout::Decay;
+use crate::layout::Layout;
 
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -37,6 +47,20 @@ pub enum OptimizerName {
     DecoupledAdamw,
     /// [`Lion`]: one state in place of two, and updates that have the size of the learning rate.
     Lion,
+    /// [`Adafactor`]: states of rows and columns in place of elements.
+    Adafactor,
+}
+
+impl OptimizerName {
+    /// As configs write it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Adamw => "adamw",
+            Self::DecoupledAdamw => "decoupled_adamw",
+            Self::Lion => "lion",
+            Self::Adafactor => "adafactor",
+        }
+    }
 }
 
 /// The `[optimizer]` table. What is not written depends on the name.
@@ -45,19 +69,27 @@ pub enum OptimizerName {
 pub struct OptimizerSettings {
     /// Which optimizer.
     pub name: OptimizerName,
-    /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4.
+    /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4, of Adafactor 1e-2.
     pub learning_rate: f64,
     /// Decays of the first and the second moment: 0.9 and 0.95. Of Lion how much of the average is in an update, and its decay: 0.9 and
-    /// 0.99.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment: 1e-8. Lion has none.
+    /// 0.99. Adafactor has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub betas: Option<[f64; 2]>,
+    /// Added to the root of the second moment: 1e-8. Of Adafactor to the square of a gradient: 1e-30. Lion has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
-    /// Weight decay of every tensor of two or more dimensions but `A_log`: 0.1, of Lion 1.0, whose learning rate it is multiplied by.
+    /// Weight decay of every tensor of two or more dimensions but `A_log`: 0.1, of Lion 1.0, whose learning rate it is multiplied by, of
+    /// Adafactor 0.
     pub weight_decay: f64,
     /// The norm that the mean gradient is clipped to: 1. Clipping cannot be left out, since a run whose gradient
     /// explodes once is lost; a large number switches it off.
     pub clip_norm: f64,
+    /// `[optimizer.adafactor]`, where that is the name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adafactor: Option<AdafactorSettings>,
+    /// `[[optimizer.groups]]`: tensors, by name, whose updates have something of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSettings>,
 }
 
 /// The `[optimizer]` table as it is written.
@@ -70,19 +102,22 @@ struct Written {
     eps: Option<f64>,
     weight_decay: Option<f64>,
     clip_norm: Option<f64>,
+    adafactor: Option<AdafactorSettings>,
+    groups: Vec<GroupSettings>,
 }
 
 impl From<Written> for OptimizerSettings {
     fn from(written: Written) -> Self {
-        let Written { name, learning_rate, betas, eps, weight_decay, clip_norm } = written;
-        let default = Self::of(name);
+        let default = Self::of(written.name);
         Self {
-            name,
-            learning_rate: learning_rate.unwrap_or(default.learning_rate),
-            betas: betas.unwrap_or(default.betas),
-            eps: eps.or(default.eps),
-            weight_decay: weight_decay.unwrap_or(default.weight_decay),
-            clip_norm: clip_norm.unwrap_or(default.clip_norm),
+            name: written.name,
+            learning_rate: written.learning_rate.unwrap_or(default.learning_rate),
+            betas: written.betas.or(default.betas),
+            eps: written.eps.or(default.eps),
+            weight_decay: written.weight_decay.unwrap_or(default.weight_decay),
+            clip_norm: written.clip_norm.unwrap_or(default.clip_norm),
+            adafactor: written.adafactor.or(default.adafactor),
+            groups: written.groups,
         }
     }
 }
@@ -104,25 +139,36 @@ impl OptimizerSettings {
         let adamw = Self {
             name,
             learning_rate: 1e-3,
-            betas: [0.9, 0.95],
+            betas: Some([0.9, 0.95]),
             eps: Some(1e-8),
             weight_decay: 0.1,
             clip_norm: 1.0,
+            adafactor: None,
+            groups: Vec::new(),
         };
         match name {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => adamw,
             // The paper's betas; its updates are larger, so that the rate is a tenth and decays as much as ever.
             OptimizerName::Lion => Self {
                 learning_rate: 1e-4,
-                betas: [0.9, 0.99],
+                betas: Some([0.9, 0.99]),
                 eps: None,
                 weight_decay: 1.0,
+                ..adamw
+            },
+            // The paper's constants, and as the rate the most that its own schedule has.
+            OptimizerName::Adafactor => Self {
+                learning_rate: 1e-2,
+                betas: None,
+                eps: Some(1e-30),
+                weight_decay: 0.0,
+                adafactor: Some(AdafactorSettings::default()),
                 ..adamw
             },
         }
     }
 
-    /// Checks every value.
+    /// Checks every value; whether groups match is known [with a model](update_terms).
     ///
     /// # Errors
     /// A value that no update can use, named by its key.
@@ -140,20 +186,35 @@ impl OptimizerSettings {
         let above_zero: fn(f64) -> bool = |x| x as f32 > 0.0 && (x as f32).is_finite();
         let expected = "a finite number of at least 0";
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
-        finite("betas", self.betas[0], below_one, "two numbers of at least 0 and below 1")?;
-        finite("betas", self.betas[1], below_one, "two numbers of at least 0 and below 1")?;
+        let none = |key: &str, found: String| {
+            let expected = format!("none, as {} has no such", self.name.word());
+            Err(ModelError::config(format!("optimizer.{key}"), expected, found))
+        };
+        match (self.name, self.betas) {
+            (OptimizerName::Adafactor, None) => {}
+            (OptimizerName::Adafactor, Some(betas)) => return none("betas", format!("{betas:?}")),
+            (_, betas) => {
+                for beta in betas.unwrap_or([f64::NAN; 2]) {
+                    finite("betas", beta, below_one, "two numbers of at least 0 and below 1")?;
+                }
+            }
+        }
         match (self.name, self.eps) {
             (OptimizerName::Lion, None) => {}
-            (OptimizerName::Lion, Some(eps)) => {
-                return Err(ModelError::config("optimizer.eps", "none, as lion has no such", eps));
-            }
+            (OptimizerName::Lion, Some(eps)) => return none("eps", eps.to_string()),
             (_, eps) => {
                 let eps = eps.unwrap_or(f64::NAN);
                 finite("eps", eps, above_zero, "a finite number above 0")?;
             }
         }
+        match (self.name, &self.adafactor) {
+            (OptimizerName::Adafactor, own) => own.unwrap_or_default().check()?,
+            (_, Some(_)) => return none("adafactor", "a table".to_owned()),
+            (_, None) => {}
+        }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
-        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")
+        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")?;
+        self.groups.iter().enumerate().try_for_each(|(place, group)| group.check(place))
     }
 
     /// `min(1, clip_norm / (norm + 1e-6))`, where `norm` is that of the mean gradient before clipping.
@@ -161,21 +222,29 @@ impl OptimizerSettings {
         clip_coefficient(norm, self.clip_norm)
     }
 
-    /// What parameters are multiplied by before an update at `learning_rate`, which is the schedule's.
-    pub fn decay_factor(&self, learning_rate: f64, decay: Decay) -> f64 {
-        match (decay, self.name) {
-            (Decay::Exempt, _) => 1.0,
-            (Decay::Decayed, OptimizerName::Adamw | OptimizerName::Lion) => {
-                1.0 - learning_rate * self.weight_decay
+    /// What parameters are multiplied by before an update of these numbers: 1 where their decay is 0.
+    pub fn decay_factor(&self, scalars: &UpdateScalars) -> f64 {
+        let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay);
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::Lion | OptimizerName::Adafactor => {
+                1.0 - scalars.learning_rate * weight_decay
             }
-            (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
+            OptimizerName::DecoupledAdamw => {
                 let factor = match self.learning_rate {
                     0.0 => 1.0,
-                    base => learning_rate / base,
+                    base => scalars.scheduled_rate / base,
                 };
-                1.0 - factor * self.weight_decay
+                1.0 - factor * weight_decay
             }
         }
+    }
+
+    /// By tensor of `layout`: what its updates have of their own.
+    ///
+    /// # Errors
+    /// As [`update_terms`].
+    pub fn terms(&self, layout: &Layout) -> Result<Vec<UpdateTerms>> {
+        update_terms(&self.groups, layout)
     }
 
     /// The states of [`rule`](Self::rule).
@@ -183,7 +252,13 @@ impl OptimizerSettings {
         match self.name {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => &adamw::STATES,
             OptimizerName::Lion => &lion::STATES,
+            OptimizerName::Adafactor => &adafactor::STATES,
         }
+    }
+
+    /// What one worker updates by itself, at the least: that of [`rule`](Self::rule).
+    pub fn unit(&self) -> UpdateUnit {
+        UpdateRule::<Cpu>::unit(&*self.rule())
     }
 
     /// The update rule.
@@ -193,6 +268,7 @@ impl OptimizerSettings {
                 Arc::new(AdamW::new(self.clone()))
             }
             OptimizerName::Lion => Arc::new(Lion::new(self.clone())),
+            OptimizerName::Adafactor => Arc::new(Adafactor::new(self.clone())),
         }
     }
 }
@@ -201,17 +277,28 @@ impl OptimizerSettings {
 mod tests {
     use super::*;
 
+    fn scalars(scheduled_rate: f64, factor: f64, weight_decay: WeightDecay) -> UpdateScalars {
+        let terms = UpdateTerms { learning_rate_factor: factor, weight_decay };
+        UpdateScalars::new(1, scheduled_rate, 1.0, terms)
+    }
+
     #[test]
     fn decay_follows_the_learning_rate_or_the_schedule_alone() {
         let adamw = OptimizerSettings::default();
         let decoupled = OptimizerSettings { name: OptimizerName::DecoupledAdamw, ..adamw.clone() };
-        let factor = |settings: &OptimizerSettings, decay| settings.decay_factor(5e-4, decay);
-        assert_eq!(factor(&adamw, Decay::Decayed), 1.0 - 5e-4 * 0.1);
-        assert_eq!(factor(&decoupled, Decay::Decayed), 1.0 - 0.5 * 0.1);
-        assert_eq!(factor(&adamw, Decay::Exempt), 1.0);
-        assert_eq!(factor(&decoupled, Decay::Exempt), 1.0);
+        let of = |rate_factor, weight_decay, settings: &OptimizerSettings| {
+            settings.decay_factor(&scalars(5e-4, rate_factor, weight_decay))
+        };
+        assert_eq!(of(1.0, WeightDecay::OfRule, &adamw), 1.0 - 5e-4 * 0.1);
+        assert_eq!(of(1.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
+        assert_eq!(of(1.0, WeightDecay::Exempt, &adamw), 1.0);
+        assert_eq!(of(1.0, WeightDecay::Exempt, &decoupled), 1.0);
+        // That of a group, and with the rate of a group, which a decay that follows the schedule alone does not have.
+        assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &adamw), 1.0 - 2.5e-4 * 0.2);
+        assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &decoupled), 1.0 - 0.5 * 0.2);
+        assert_eq!(of(0.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
         let without_rate = OptimizerSettings { learning_rate: 0.0, ..decoupled };
-        assert_eq!(factor(&without_rate, Decay::Decayed), 0.9);
+        assert_eq!(of(1.0, WeightDecay::OfRule, &without_rate), 0.9);
     }
 
     #[test]
@@ -230,7 +317,7 @@ mod tests {
             settings.check().expect_err("refused").to_string()
         };
         assert!(bad(|s| s.learning_rate = -1.0).starts_with("optimizer.learning_rate:"));
-        assert!(bad(|s| s.betas[1] = 1.0).starts_with("optimizer.betas:"));
+        assert!(bad(|s| s.betas = Some([0.9, 1.0])).starts_with("optimizer.betas:"));
         assert!(bad(|s| s.eps = Some(1e-60)).starts_with("optimizer.eps:"));
         assert!(bad(|s| s.weight_decay = f64::NAN).starts_with("optimizer.weight_decay:"));
         assert!(bad(|s| s.clip_norm = 0.0).starts_with("optimizer.clip_norm:"));
@@ -248,15 +335,35 @@ mod tests {
         let lion = read(r#"{"name": "lion", "weight_decay": 0.3}"#);
         let expected = OptimizerSettings { weight_decay: 0.3, ..OptimizerSettings::of(lion.name) };
         assert_eq!(lion, expected);
-        assert_eq!((lion.betas, lion.eps, lion.learning_rate), ([0.9, 0.99], None, 1e-4));
+        assert_eq!((lion.betas, lion.eps, lion.learning_rate), (Some([0.9, 0.99]), None, 1e-4));
         lion.check().expect("allowed");
-        assert_eq!(lion.decay_factor(1e-4, Decay::Decayed), 1.0 - 1e-4 * 0.3);
+        assert_eq!(lion.decay_factor(&scalars(1e-4, 1.0, WeightDecay::OfRule)), 1.0 - 1e-4 * 0.3);
         // What is written down of a run is read again.
-        for settings in [lion, OptimizerSettings::default()] {
+        let groups = read(r#"{"groups": [{"match": ["*.norm.*", "x"], "weight_decay": 0.0}]}"#);
+        assert_eq!(groups.groups[0].patterns, ["*.norm.*", "x"]);
+        assert_eq!(groups.groups[0].learning_rate_factor, None);
+        let adafactor = read(r#"{"name": "adafactor", "adafactor": {"step_size": "absolute"}}"#);
+        adafactor.check().expect("allowed");
+        let own = AdafactorSettings { step_size: StepSize::Absolute, ..Default::default() };
+        let expected = OptimizerSettings::of(OptimizerName::Adafactor);
+        assert_eq!(adafactor, OptimizerSettings { adafactor: Some(own), ..expected });
+        for settings in [lion, groups, adafactor, OptimizerSettings::default()] {
+            let name = serde_json::to_value(settings.name).expect("written");
+            assert_eq!(name, settings.name.word());
             let written = serde_json::to_string(&settings).expect("written");
             assert_eq!(read(&written), settings, "{written}");
         }
-        let error = read(r#"{"name": "lion", "eps": 1e-8}"#).check().expect_err("lion has none");
-        assert!(error.to_string().starts_with("optimizer.eps: expected none"), "{error}");
+        for (json, said) in [
+            (r#"{"name": "lion", "eps": 1e-8}"#, "optimizer.eps: expected none, as lion has no"),
+            (r#"{"name": "adafactor", "betas": [0.9, 0.9]}"#, "optimizer.betas: expected none"),
+            (r#"{"adafactor": {}}"#, "optimizer.adafactor: expected none, as adamw has no such"),
+            (
+                r#"{"name": "adafactor", "adafactor": {"clip_threshold": 0.0}}"#,
+                "optimizer.adafactor.clip_threshold: expected a finite number above 0",
+            ),
+        ] {
+            let error = read(json).check().expect_err(json).to_string();
+            assert!(error.starts_with(said), "{error}");
+        }
     }
 }

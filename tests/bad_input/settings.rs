@@ -110,6 +110,54 @@ fn configs() {
     bench.tidemill(&["train", "missing.toml"]).refused(1, &["missing.toml", "No such file"]);
 }
 
+/// Also with several processes: before a worker starts.
+#[test]
+fn groups_of_parameters() {
+    let bench = Workbench::new();
+    let cases: &[(&str, &[&str])] = &[
+        (
+            "match = [\"*.norm.*\", \"embedding.*\"]\nweight_decay = 0.0",
+            &[
+                "optimizer.groups (group 1, match)",
+                "\"embedding.*\", which matches none",
+                "backbone.embeddings.weight, backbone.layers.0.",
+            ],
+        ),
+        (
+            "match = [\"*\"]\nweight_decay = 0.0\n[[optimizer.groups]]\nmatch = [\"*.norm.*\"]\nlearning_rate_factor = 2.0",
+            &["optimizer.groups (group 2, match)", "no group before it takes", "*.norm.*"],
+        ),
+        ("match = [\"*\"]", &["optimizer.groups (group 1, its settings)", "neither"]),
+        ("match = []\nweight_decay = 0.1", &["(group 1, match)", "at least one pattern"]),
+        ("match = [\"a[b\"]\nweight_decay = 0.1", &["(group 1, match)", "glob pattern", "a[b"]),
+        ("match = \"*\"\nweight_decay = 0.1", &["bad.toml", "match = \"*\"", "sequence"]),
+        ("weight_decay = 0.1", &["bad.toml", "`match`"]),
+        (
+            "match = [\"*\"]\nweight_decay = -0.1",
+            &["(group 1, weight_decay)", "at least 0", "-0.1"],
+        ),
+        (
+            "match = [\"*\"]\nlearning_rate_factor = -2.0",
+            &["(group 1, learning_rate_factor)", "-2"],
+        ),
+        (
+            "match = [\"*\"]\nlearning_rate_factor = inf",
+            &["(group 1, learning_rate_factor)", "inf"],
+        ),
+        (
+            "match = [\"*\"]\nlearning_rate_factor = nan",
+            &["(group 1, learning_rate_factor)", "NaN"],
+        ),
+        ("match = [\"*\"]\nlr = 1.0", &["bad.toml", "`lr`", "`learning_rate_factor`"]),
+    ];
+    for (group, parts) in cases {
+        let config = format!("{CONFIG}\n[[optimizer.groups]]\n{group}\n");
+        refused_config(&bench, &config, &["-w", "1"], parts);
+    }
+    let config = format!("{CONFIG}\n[[optimizer.groups]]\n{}\n", cases[0].0);
+    refused_config(&bench, &config, &["-w", "1", "-n", "2"], cases[0].1);
+}
+
 #[test]
 fn overrides() {
     let bench = Workbench::new();
@@ -119,6 +167,16 @@ fn overrides() {
         ("run.steps=many", &["run.steps", "many"]),
         ("run.stepz=5", &["`stepz`"]),
         ("optimizer.betas=[1, 2, 3]", &["optimizer.betas"]),
+        ("optimizer.adafactor.clip_threshold=2.0", &["optimizer.adafactor", "none, as adamw"]),
+        (
+            "optimizer={name=\"adafactor\", adafactor={step_size=\"half\"}}",
+            &["`half`", "`relative` or `absolute`"],
+        ),
+        (
+            "optimizer={name=\"adafactor\", adafactor={decay_exponent=0.0}}",
+            &["optimizer.adafactor.decay_exponent", "above 0"],
+        ),
+        ("optimizer={name=\"adafactor\", betas=[0.9, 0.9]}", &["optimizer.betas", "none, as"]),
         ("batch.lanes=[", &["batch.lanes"]),
         ("run.steps.more=5", &["--set", "run.steps.more"]),
         ("checkpoint=5", &["checkpoint"]),

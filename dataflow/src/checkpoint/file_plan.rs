@@ -16,6 +16,7 @@ use tidemill_model::optimizer::StateSpec;
 
 use super::trainer_state::TrainerState;
 use crate::error::{JobError, Result};
+use crate::state_arenas::StateArenas;
 
 /// The file of the optimizer's state, where that is one file.
 pub(super) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -32,19 +33,9 @@ impl Prefixes {
         Self(std::iter::once(String::new()).chain(states).collect())
     }
 
-    /// Every part.
-    pub(super) fn parts(&self) -> impl Iterator<Item = StatePart> + Clone + use<> {
-        StatePart::all(self.0.len() - 1)
-    }
-
     /// What the names of a part's tensors begin with; none where there is no such state.
     pub(super) fn of(&self, part: StatePart) -> Option<&str> {
         self.0.get(part.index()).map(String::as_str)
-    }
-
-    /// Those of the states.
-    fn of_states(&self) -> Vec<&str> {
-        self.0[1..].iter().map(String::as_str).collect()
     }
 }
 
@@ -138,12 +129,15 @@ impl FilePlan {
     /// The files of a model: one, and one of the optimizer's `states`, where it has `file_bytes` bytes at most, else several of as
     /// many: [`FILE_BYTES`](tidemill_model::hugging_face::FILE_BYTES).
     pub fn new(layout: &Layout, states: &[StateSpec], file_bytes: u64) -> Self {
-        let prefixes = Prefixes::new(states);
+        let (prefixes, arenas) = (Prefixes::new(states), StateArenas::new(layout, states));
+        let named = |part| (arenas.layout(part), prefixes.of(part).unwrap_or_default());
+        let of_states: Vec<_> = arenas.parts().skip(1).map(named).collect();
         let model = FileSet::new(layout, "model", &[""], file_bytes);
-        let optimizer = FileSet::new(layout, "optimizer", &prefixes.of_states(), file_bytes);
-        let places = prefixes.parts().map(|part| {
+        let optimizer = FileSet::of_arenas(layout, "optimizer", &of_states, file_bytes);
+        let places = arenas.parts().map(|part| {
             let set = if part == StatePart::Parameter { &model } else { &optimizer };
-            set.placements(layout, prefixes.of(part).unwrap_or_default())
+            let (layout, prefix) = named(part);
+            set.placements(layout, prefix)
         });
         Self { places: places.collect(), model, optimizer }
     }
@@ -183,7 +177,7 @@ impl FilePlan {
         StatePart::all(self.places.len() - 1).map(files_of).collect()
     }
 
-    /// The places of elements `range` of a part, each with the number of its file; padding has none.
+    /// The places of elements `range` of a part's arena, each with the number of its file; padding has none.
     pub(super) fn pieces(
         &self,
         part: StatePart,

@@ -123,13 +123,13 @@ mod tests {
             let (layout, abort) = (layout(), Abort::new());
             let files = StateFiles::open(&a, &layout, &STATES).unwrap();
             let all = 0..layout.parameter_elements();
-            let restored = files.read(&layout, std::slice::from_ref(&all), &abort);
+            let restored = files.read(std::slice::from_ref(&all), &abort);
             let expected = [0.0, 1.0, 2.0].map(|seed| arena(&layout, seed));
             let [parameters, states @ ..] = expected.clone();
             let states = states.to_vec();
             assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, states });
             for (part, expected) in StatePart::all(2).zip(expected) {
-                assert_eq!(files.values(&layout, part, 3..40).unwrap(), expected[3..40]);
+                assert_eq!(files.values(part, 3..40).unwrap(), expected[3..40]);
             }
         }
     }
@@ -196,7 +196,7 @@ mod tests {
         let (layout, abort) = (layout(), Abort::new());
         let files = StateFiles::open(&write(run.path(), 3, 64), &layout, &STATES).unwrap();
         let owned = [2..9, 33..36];
-        let verified = files.read(&layout, &owned, &abort).unwrap().unwrap();
+        let verified = files.read(&owned, &abort).unwrap().unwrap();
         let only = |seed| {
             let mut values = arena(&layout, seed);
             let is_owned = |index| owned.iter().any(|range| range.contains(&index));
@@ -209,9 +209,9 @@ mod tests {
         };
         let (parameters, states) = (arena(&layout, 0.0), vec![only(1.0), only(2.0)]);
         assert_eq!(verified, RestoredState { parameters, states });
-        assert_eq!(files.read_owned(&layout, &owned, &abort).unwrap().unwrap(), verified);
+        assert_eq!(files.read_owned(&owned, &abort).unwrap().unwrap(), verified);
         abort.abort(ClusterError::StoppedEarly);
-        assert_eq!(files.read(&layout, &owned, &abort).unwrap(), None);
+        assert_eq!(files.read(&owned, &abort).unwrap(), None);
     }
 
     #[test]
@@ -224,13 +224,13 @@ mod tests {
             *flipped.last_mut().unwrap() ^= 1;
             std::fs::write(path.join(&name), flipped).unwrap();
             let opened = StateFiles::open(&path, &layout, &STATES);
-            let read = opened.and_then(|files| files.read(&layout, &[], &abort));
+            let read = opened.and_then(|files| files.read(&[], &abort));
             let error = read.unwrap_err().to_string();
             assert!(error.contains(name.to_str().unwrap()), "{error}");
             std::fs::write(path.join(&name), good).unwrap();
         }
         let whole = StateFiles::open(&path, &layout, &STATES).unwrap();
-        assert!(whole.read(&layout, &[], &abort).unwrap().is_some());
+        assert!(whole.read(&[], &abort).unwrap().is_some());
     }
 
     #[test]

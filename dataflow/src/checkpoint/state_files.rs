@@ -19,6 +19,7 @@ use super::side_by_side::{Ended, MOST_THREADS, Watched, side_by_side};
 use super::trainer_state::{Checksum, TrainerState, checksum, checksum_file, compare};
 use crate::cluster::Abort;
 use crate::error::{JobError, Result};
+use crate::state_arenas::StateArenas;
 
 /// Elements of an arena that are read between two looks at whether the run goes on.
 const PIECE_ELEMENTS: usize = 1 << 18;
@@ -30,9 +31,10 @@ pub struct StateFiles {
     model: TensorFiles,
     optimizer: TensorFiles,
     prefixes: Prefixes,
+    arenas: StateArenas,
 }
 
-/// The arenas of a checkpoint, laid out by a layout; padding is zero.
+/// The arenas of a checkpoint, laid out by a layout and the states of an optimizer; padding is zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RestoredState {
     /// The fp32 masters.
@@ -51,11 +53,11 @@ impl StateFiles {
         let state = TrainerState::read(path)?;
         let (model, optimizer) =
             (Tensors::Model.open(path, &state)?, Tensors::Optimizer.open(path, &state)?);
-        let prefixes = Prefixes::new(states);
-        let opened = Self { path: path.to_owned(), state, model, optimizer, prefixes };
-        let Self { state, model, optimizer, .. } = &opened;
-        for part in opened.prefixes.parts() {
-            opened.of(part).check(layout, opened.prefix(part)?)?;
+        let (prefixes, arenas) = (Prefixes::new(states), StateArenas::new(layout, states));
+        let opened = Self { path: path.to_owned(), state, model, optimizer, prefixes, arenas };
+        let Self { state, model, optimizer, arenas, .. } = &opened;
+        for part in arenas.parts() {
+            opened.of(part).check(arenas.layout(part), opened.prefix(part)?)?;
         }
         for (name, expected) in &state.checksums {
             let file = path.join(name);
@@ -81,27 +83,23 @@ impl StateFiles {
         checksum(&self.state.to_bytes())
     }
 
-    /// All parameters, and the states in the ranges `owned`, which are in order. Every file is verified. None where the run is
-    /// aborted meanwhile.
+    /// All parameters, and the states of the parameters in the ranges `owned`, which are in order. Every file is verified. None where the
+    /// run is aborted meanwhile.
     ///
     /// # Errors
     /// A file that cannot be read, or is damaged.
-    pub fn read(
-        &self,
-        layout: &Layout,
-        owned: &[Range<usize>],
-        abort: &Abort,
-    ) -> Result<Option<RestoredState>> {
-        let mut restored = self.zeros(layout);
+    pub fn read(&self, owned: &[Range<usize>], abort: &Abort) -> Result<Option<RestoredState>> {
+        let mut restored = self.zeros();
         let RestoredState { parameters, states } = &mut restored;
-        let tensors = places(layout, self.prefix(StatePart::Parameter)?, parameters);
         let all = 0..usize::MAX;
-        let mut jobs = self.through(&self.model, tensors, slice::from_ref(&all))?;
+        let of_model = self.places(StatePart::Parameter, parameters, slice::from_ref(&all))?;
+        let mut jobs = self.through(&self.model, of_model)?;
+        let owned = self.owned(owned);
         let mut tensors = BTreeMap::new();
-        for (part, state) in self.prefixes.parts().skip(1).zip(states) {
-            tensors.append(&mut places(layout, self.prefix(part)?, state));
+        for ((part, state), owned) in self.arenas.parts().skip(1).zip(states).zip(&owned) {
+            tensors.append(&mut self.places(part, state, owned)?);
         }
-        jobs.append(&mut self.through(&self.optimizer, tensors, owned)?);
+        jobs.append(&mut self.through(&self.optimizer, tensors)?);
         let done = side_by_side(jobs, &self.path, || abort.is_aborted(), Job::run)?;
         Ok(done.map(|_| restored))
     }
@@ -112,40 +110,48 @@ impl StateFiles {
     /// A file that cannot be read.
     pub fn read_owned(
         &self,
-        layout: &Layout,
         owned: &[Range<usize>],
         abort: &Abort,
     ) -> Result<Option<RestoredState>> {
-        let mut restored = self.zeros(layout);
+        let mut restored = self.zeros();
         let RestoredState { parameters, states } = &mut restored;
         let mut jobs = Vec::new();
-        for (part, out) in self.prefixes.parts().skip(1).zip(states) {
-            jobs.push(Job::Ranges { files: self, layout, part, ranges: owned, start: 0, out });
+        let owned = self.owned(owned);
+        for ((part, out), ranges) in self.arenas.parts().skip(1).zip(states).zip(&owned) {
+            jobs.push(Job::Ranges { files: self, part, ranges, start: 0, out });
         }
         let elements = parameters.len().div_ceil(MOST_THREADS).max(1);
         let ends = |start| start..parameters.len().min(start + elements);
         let ranges: Vec<_> = (0..parameters.len()).step_by(elements).map(ends).collect();
         for (range, out) in ranges.iter().zip(parameters.chunks_mut(elements)) {
             let (part, start, ranges) = (StatePart::Parameter, range.start, slice::from_ref(range));
-            jobs.push(Job::Ranges { files: self, layout, part, ranges, start, out });
+            jobs.push(Job::Ranges { files: self, part, ranges, start, out });
         }
         let done = side_by_side(jobs, &self.path, || abort.is_aborted(), Job::run)?;
         Ok(done.map(|_| restored))
     }
 
-    /// Elements `range` of a part.
+    /// What elements `range` of the parameters have of a part.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn values(
-        &self,
-        layout: &Layout,
-        part: StatePart,
-        range: Range<usize>,
-    ) -> Result<Vec<f32>> {
+    pub fn values(&self, part: StatePart, range: Range<usize>) -> Result<Vec<f32>> {
+        let range = self.arenas.range(part, &range);
         let mut values = vec![0.0; range.len()];
-        self.of(part).read_arena(layout, self.prefix(part)?, range.start, &mut values)?;
+        self.read_part(part, range.start, &mut values)?;
         Ok(values)
+    }
+
+    /// Elements `start ..` of a part's arena, as many as `out` is long.
+    fn read_part(&self, part: StatePart, start: usize, out: &mut [f32]) -> Result<()> {
+        let layout = self.arenas.layout(part);
+        Ok(self.of(part).read_arena(layout, self.prefix(part)?, start, out)?)
+    }
+
+    /// What the ranges `owned` of the parameters have of each state.
+    fn owned(&self, owned: &[Range<usize>]) -> Vec<Vec<Range<usize>>> {
+        let of = |part| owned.iter().map(|range| self.arenas.range(part, range)).collect();
+        self.arenas.parts().skip(1).map(of).collect()
     }
 
     fn of(&self, part: StatePart) -> &TensorFiles {
@@ -163,18 +169,17 @@ impl StateFiles {
         })
     }
 
-    fn zeros(&self, layout: &Layout) -> RestoredState {
-        let zeros = |_| vec![0.0; layout.parameter_elements()];
-        let states = self.prefixes.parts().skip(1).map(zeros).collect();
+    fn zeros(&self) -> RestoredState {
+        let zeros = |part| vec![0.0; self.arenas.layout(part).parameter_elements()];
+        let states = self.arenas.parts().skip(1).map(zeros).collect();
         RestoredState { parameters: zeros(StatePart::Parameter), states }
     }
 
-    /// Reads all of `files`: of `tensors` the elements in the ranges `wanted`.
+    /// Reads all of `files`: of `tensors` what is wanted.
     fn through<'a>(
         &'a self,
         files: &'a TensorFiles,
         tensors: BTreeMap<String, Place<'a>>,
-        wanted: &'a [Range<usize>],
     ) -> Result<Vec<Job<'a>>> {
         let mut jobs = Vec::new();
         for path in files.paths() {
@@ -186,7 +191,7 @@ impl StateFiles {
                 )
             })?;
             let (number, tensors) = (jobs.len(), BTreeMap::new());
-            jobs.push(FileJob { files, number, path, expected, tensors, wanted });
+            jobs.push(FileJob { files, number, path, expected, tensors });
         }
         for (name, place) in tensors {
             if let Some(number) = files.file_of(&name) {
@@ -195,31 +200,35 @@ impl StateFiles {
         }
         Ok(jobs.into_iter().map(Job::Through).collect())
     }
+
+    /// The tensors of a part by the names that files have for them, of which the elements in the ranges `wanted` of its arena are read.
+    fn places<'a>(
+        &self,
+        part: StatePart,
+        mut arena: &'a mut [f32],
+        wanted: &'a [Range<usize>],
+    ) -> Result<BTreeMap<String, Place<'a>>> {
+        let prefix = self.prefix(part)?;
+        let mut places = BTreeMap::new();
+        let mut at = 0;
+        for tensor in self.arenas.layout(part).tensors() {
+            let range = tensor.range();
+            let (_, rest) = std::mem::take(&mut arena).split_at_mut(range.start - at);
+            let (values, rest) = rest.split_at_mut(range.len());
+            (arena, at) = (rest, range.end);
+            let place = Place { start: range.start, values, wanted };
+            places.insert(format!("{prefix}{}", tensor.name), place);
+        }
+        Ok(places)
+    }
 }
 
 /// Where a tensor goes: its elements in an arena, and the place of the first.
 struct Place<'a> {
     start: usize,
     values: &'a mut [f32],
-}
-
-/// The tensors of a part by the names that files have for them, which begin with `prefix`.
-fn places<'a>(
-    layout: &Layout,
-    prefix: &str,
-    mut arena: &'a mut [f32],
-) -> BTreeMap<String, Place<'a>> {
-    let mut places = BTreeMap::new();
-    let mut at = 0;
-    for tensor in layout.tensors() {
-        let range = tensor.range();
-        let (_, rest) = std::mem::take(&mut arena).split_at_mut(range.start - at);
-        let (values, rest) = rest.split_at_mut(range.len());
-        (arena, at) = (rest, range.end);
-        let place = Place { start: range.start, values };
-        places.insert(format!("{prefix}{}", tensor.name), place);
-    }
-    places
+    /// What of the arena is read, in order.
+    wanted: &'a [Range<usize>],
 }
 
 /// What a thread reads.
@@ -228,7 +237,6 @@ enum Job<'a> {
     /// Ranges of a part, from whichever files they are in.
     Ranges {
         files: &'a StateFiles,
-        layout: &'a Layout,
         part: StatePart,
         ranges: &'a [Range<usize>],
         /// The element of the arena that `out` begins with.
@@ -244,20 +252,18 @@ struct FileJob<'a> {
     path: &'a Path,
     expected: &'a str,
     tensors: BTreeMap<String, Place<'a>>,
-    wanted: &'a [Range<usize>],
 }
 
 impl Job<'_> {
     fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
         match self {
             Self::Through(job) => job.run(watched),
-            Self::Ranges { files, layout, part, ranges, start, out } => {
-                let prefix = files.prefix(part)?;
+            Self::Ranges { files, part, ranges, start, out } => {
                 for range in ranges {
                     for first in range.clone().step_by(PIECE_ELEMENTS) {
                         let end = range.end.min(first + PIECE_ELEMENTS);
                         let out = &mut out[first - start..end - start];
-                        files.of(part).read_arena(layout, prefix, first, out)?;
+                        files.read_part(part, first, out)?;
                         watched.moved()?;
                     }
                 }
@@ -269,13 +275,13 @@ impl Job<'_> {
 
 impl FileJob<'_> {
     fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
-        let Self { files, number, path, expected, mut tensors, wanted } = self;
+        let Self { files, number, path, expected, mut tensors } = self;
         let mut checksum = Checksum::default();
         files.read_through(number, |bytes, elements| {
             checksum.update(bytes);
             let place = elements.as_ref().and_then(|it| tensors.get_mut(it.name));
             if let (Some(elements), Some(place)) = (elements, place) {
-                place.take(&elements, wanted);
+                place.take(&elements);
             }
             watched.moved()
         })?;
@@ -284,11 +290,11 @@ impl FileJob<'_> {
 }
 
 impl Place<'_> {
-    /// Takes those of `elements` that are in the ranges `wanted` of the arena.
-    fn take(&mut self, elements: &StoredElements<'_>, wanted: &[Range<usize>]) {
+    /// Takes those of `elements` that are wanted.
+    fn take(&mut self, elements: &StoredElements<'_>) {
         let here = self.start + elements.range.start..self.start + elements.range.end;
-        let first = wanted.partition_point(|range| range.end <= here.start);
-        for range in wanted[first..].iter().take_while(|range| range.start < here.end) {
+        let first = self.wanted.partition_point(|range| range.end <= here.start);
+        for range in self.wanted[first..].iter().take_while(|range| range.start < here.end) {
             let start = range.start.max(here.start) - self.start;
             let end = range.end.min(here.end) - self.start;
             elements.decode(start, &mut self.values[start..end]);

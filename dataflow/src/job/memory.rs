@@ -6,9 +6,11 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut};
+use tidemill_collective::{
+    BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut,
+};
 use tidemill_kernels::Backend;
-use tidemill_model::optimizer::StateSpec;
+use tidemill_model::optimizer::{StateArena, StateSpec, UpdateUnit};
 use tidemill_model::{Blueprint, Layout, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
@@ -27,7 +29,7 @@ const PLANNED_TENTHS: usize = 9;
 pub(crate) struct PlanMemory<'a> {
     pub model: &'a Blueprint,
     pub batch: &'a BatchSettings,
-    /// Of the optimizer, for each parameter.
+    /// Of the optimizer.
     pub states: &'a [StateSpec],
     pub sharding: Sharding,
     /// t
@@ -90,12 +92,13 @@ impl PlanMemory<'_> {
             _ => whole,
         };
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
+        let states = self.states.iter().map(|spec| StateArena::new(layout, spec).elements());
         // A master is what products read and the rest of four bytes.
-        let state = FP32 - activation + self.states.len() * FP32;
-        let owned = (state * parameters + sums * FP32 * gradients).div_ceil(workers);
+        let state = (FP32 - activation) * parameters + FP32 * states.sum::<usize>();
+        let owned = (state + sums * FP32 * gradients).div_ceil(workers);
         let accumulators = match sharding {
             Sharding::Gradients | Sharding::Parameters if !is_alone => {
-                let (_, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+                let buckets = buckets(layout);
                 FP32 * BucketMemory::new(layout, &buckets, self.lane_microbatches()).elements()
             }
             _ => FP32 * self.accumulators(workers) * gradients,
@@ -134,7 +137,7 @@ impl PlanMemory<'_> {
     /// About what it takes to exchange gradients with other processes: what is received of a bucket, and what the library keeps.
     fn exchanged_bytes(&self) -> usize {
         const LIBRARY_BYTES: usize = 512 << 20;
-        let (_, buckets) = cut(self.model.layout(), CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+        let buckets = buckets(self.model.layout());
         let gradients = buckets.buckets().iter().map(|b| b.slots.len() * b.range.len());
         size_of::<f32>() * gradients.max().unwrap_or(0) + LIBRARY_BYTES
     }
@@ -174,6 +177,11 @@ impl PlanMemory<'_> {
         };
         cut.iter().map(held).max().unwrap_or(1)
     }
+}
+
+/// The buckets of `layout`, which do not depend on the chunks that they are of.
+fn buckets(layout: &Layout) -> BucketPlan {
+    cut(layout, UpdateUnit::Element, CHUNK_ELEMENTS, BUCKET_ELEMENTS).1
 }
 
 /// Elements that blocks read in fp32.

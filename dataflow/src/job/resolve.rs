@@ -74,6 +74,7 @@ impl ResolvedRun {
         let (model_config, weights_from) = resolve_model(&config.model, &config.data, &data)?;
         let recompute = config.model.recompute.unwrap_or_default();
         let model = Arc::new(Blueprint::new(&model_config)?.with_recompute(recompute));
+        config.optimizer.terms(model.layout())?;
         let memory = match config.batch.microbatch_grains {
             MicrobatchGrains::Grains(_) => MicrobatchMemory::default(),
             MicrobatchGrains::Auto => {

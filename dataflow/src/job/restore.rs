@@ -20,7 +20,7 @@ use tidemill_collective::{
     by_destination,
 };
 use tidemill_model::Layout;
-use tidemill_model::optimizer::StateSpec;
+use tidemill_model::optimizer::{StateSpec, UpdateUnit};
 use tidemill_streaming_data::store::Location;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::{Operator, Probe};
@@ -34,6 +34,7 @@ use crate::error::Result;
 use crate::operators::plan::cut;
 use crate::operators::{GraphError, InitialState};
 use crate::run_folder::RunFolder;
+use crate::state_arenas::StateArenas;
 
 /// Chunks that are sent before it is looked how many have arrived: 4 MiB of them.
 const CHUNKS_PER_BATCH: u64 = 16;
@@ -163,19 +164,18 @@ struct Cut {
     /// By chunk: the process of the worker that owns it.
     owners: Vec<usize>,
     process: usize,
-    elements: usize,
-    /// How many states the optimizer has.
-    states: usize,
+    /// Where parameters and the states of the optimizer stand.
+    arenas: StateArenas,
 }
 
 impl Cut {
-    fn of(layout: &Layout, states: usize, context: &WorkerContext<'_>) -> Self {
-        let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+    fn of(layout: &Layout, rule: RuleStates<'_>, context: &WorkerContext<'_>) -> Self {
+        let (chunks, buckets) = cut(layout, rule.unit, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
         let threads = context.peers() / context.processes();
         let owners = buckets.chunk_owners(&chunks, context.peers());
         let owners = owners.into_iter().map(|worker| worker / threads).collect();
-        let (process, elements) = (context.process(), layout.parameter_elements());
-        Self { chunks, owners, process, elements, states }
+        let arenas = StateArenas::new(layout, rule.states);
+        Self { chunks, owners, process: context.process(), arenas }
     }
 
     /// The ranges of the arena that workers of this process own, in order.
@@ -193,7 +193,8 @@ impl Cut {
 
     /// Whether `process` needs a chunk of a part.
     fn needs(&self, process: usize, part: StatePart, chunk: usize) -> bool {
-        part == StatePart::Parameter || part.index() <= self.states && self.owners[chunk] == process
+        let is_state = self.arenas.of(part).is_some();
+        part == StatePart::Parameter || is_state && self.owners[chunk] == process
     }
 
     /// How many chunks this process needs.
@@ -201,7 +202,7 @@ impl Cut {
         let owned = self.owners.iter().filter(|&&owner| owner == self.process).count();
         match stored {
             Stored::Parameters => self.owners.len(),
-            Stored::States => self.owners.len() + self.states * owned,
+            Stored::States => self.owners.len() + self.arenas.states() * owned,
         }
     }
 
@@ -214,12 +215,14 @@ impl Cut {
     ) -> std::result::Result<(), Failure> {
         let (header, values) = (*chunk.header_for(worker)?, chunk.values()?);
         let (index, step) = (header.chunk as usize, header.step);
-        let (part, range) = match (header.part, self.chunks.chunks().get(index)) {
-            (Part::State(part), Some(planned))
-                if values.len() == planned.range.len() && self.needs(self.process, part, index) =>
-            {
-                (part, planned.range.clone())
+        let found = match (header.part, self.chunks.chunks().get(index)) {
+            (Part::State(part), Some(planned)) if self.needs(self.process, part, index) => {
+                Some((part, self.arenas.range(part, &planned.range)))
             }
+            _ => None,
+        };
+        let (part, range) = match found {
+            Some((part, range)) if values.len() == range.len() => (part, range),
             _ => {
                 let expected = "a part of the state that this process needs";
                 return Err(GraphError::Chunk { step, expected, found: header }.into());
@@ -233,16 +236,16 @@ impl Cut {
             return Err(GraphError::Twice { step, what }.into());
         }
         state.received_bytes += chunk.payload_bytes() as u64;
-        let zeros = || Arc::new(vec![0.0; self.elements]);
+        let zeros = |part| Arc::new(vec![0.0; self.arenas.layout(part).parameter_elements()]);
         let arena = match part {
             StatePart::Parameter => {
                 if state.parameters.is_empty() {
-                    state.parameters = zeros();
+                    state.parameters = zeros(part);
                 }
                 &mut state.parameters
             }
             StatePart::State(index) => {
-                let all = || (0..self.states).map(|_| zeros()).collect();
+                let all = || self.arenas.parts().skip(1).map(zeros).collect();
                 let states = state.states.get_or_insert_with(all);
                 states.get_mut(usize::from(index)).ok_or(NO_STATE)?
             }
@@ -254,6 +257,15 @@ impl Cut {
     }
 }
 
+/// What an update rule keeps, and what one worker updates by itself of it.
+#[derive(Clone, Copy)]
+pub struct RuleStates<'a> {
+    /// Its states.
+    pub states: &'a [StateSpec],
+    /// The unit that owners are cut by.
+    pub unit: UpdateUnit,
+}
+
 /// Brings the state from worker 0, which alone gives an `origin`, to every worker: parameters of a layout, and states of them.
 /// `run_dir` is this process's own, where it may
 /// see what worker 0 reads.
@@ -263,10 +275,11 @@ impl Cut {
 pub fn distribute(
     context: &mut WorkerContext<'_>,
     origin: Option<(StartPoint, StateOrigin)>,
-    (layout, states): (&Layout, &[StateSpec]),
+    (layout, rule): (&Layout, RuleStates<'_>),
     run_dir: &Path,
 ) -> std::result::Result<Restored, Failure> {
-    let cut = Arc::new(Cut::of(layout, states.len(), context));
+    let states = rule.states;
+    let cut = Arc::new(Cut::of(layout, rule, context));
     let state = context.of_process::<ProcessState>();
     let (worker, processes) = (context.index(), context.processes());
     let threads = context.peers() / processes;
@@ -333,12 +346,12 @@ pub fn distribute(
     let owned = cut.owned();
     if let Some((start, files)) = seen {
         progress::enter(Phase::Restoring, 0);
-        let read = files.read_owned(layout, &owned, context.abort())?.ok_or(Aborted)?;
+        let read = files.read_owned(&owned, context.abort())?.ok_or(Aborted)?;
         state.put(start, read.parameters, Some(read.states));
     }
     if let Some((start, origin)) = origin {
         progress::enter(Phase::Restoring, 0);
-        let source = origin.read(layout, &owned, context)?;
+        let source = origin.read(&owned, context)?;
         let to: Vec<usize> = needy.take().iter().map(|needy| needy.process).collect();
         let mut sent = 0;
         for part in StatePart::all(states.len()) {
@@ -348,7 +361,7 @@ pub fn distribute(
                 if to.peek().is_none() {
                     continue;
                 }
-                let Some(chunk) = source.values(layout, part, planned.range.clone())? else {
+                let Some(chunk) = source.values(part, planned.range.clone())? else {
                     continue;
                 };
                 let (chunk, header) = (Arc::new(chunk), |destination| ChunkHeader {
@@ -393,14 +406,13 @@ impl StateOrigin {
     /// What process 0 needs of it, and where to find what others do.
     fn read(
         self,
-        layout: &Layout,
         owned: &[Range<usize>],
         context: &WorkerContext<'_>,
     ) -> std::result::Result<Source, Failure> {
         match self {
             Self::Parameters(parameters) => Ok(Source { parameters, states: None, stored: None }),
             Self::Checkpoint(stored) => {
-                let read = |_: &Path| stored.files.read(layout, owned, context.abort());
+                let read = |_: &Path| stored.files.read(owned, context.abort());
                 let RestoredState { parameters, states } =
                     stored.copy.read(read)?.ok_or(Aborted)?;
                 Ok(Source { parameters, states: Some(states), stored: Some(stored) })
@@ -417,18 +429,13 @@ struct Source {
 }
 
 impl Source {
-    /// Elements `range` of a part; `None` where all of it is zero.
-    fn values(
-        &self,
-        layout: &Layout,
-        part: StatePart,
-        range: Range<usize>,
-    ) -> Result<Option<Vec<f32>>> {
+    /// What elements `range` of the parameters have of a part; `None` where all of it is zero.
+    fn values(&self, part: StatePart, range: Range<usize>) -> Result<Option<Vec<f32>>> {
         if part == StatePart::Parameter {
             return Ok(Some(self.parameters[range].to_vec()));
         }
         let Some(StoredState { copy, files, .. }) = self.stored.as_deref() else { return Ok(None) };
-        copy.read(|_| files.values(layout, part, range)).map(Some)
+        copy.read(|_| files.values(part, range)).map(Some)
     }
 }
 

@@ -16,7 +16,7 @@ use super::leg_samples::LegSamples;
 use super::legs::Legs;
 use super::open_run::{OpenedRun, write_down};
 use super::resolve::ResolvedRun;
-use super::restore::{Restored, StartPoint, distribute};
+use super::restore::{Restored, RuleStates, StartPoint, distribute};
 use super::shared_checkpoints::{ShareParts, SharedCheckpoints, Shares, WrittenElsewhere};
 use super::shared_folder;
 use super::source::{DecodedSamples, origin};
@@ -52,7 +52,7 @@ impl<B: Backend> Shared<B> {
     /// The plan of every worker, which goes on from `start`.
     fn plan(&self, start: &StartPoint) -> TrainingPlan {
         let (run, config) = (&self.run, &self.run.config);
-        let positions = run.data.seq_len();
+        let (layout, positions) = (run.model.layout(), run.data.seq_len());
         TrainingPlan {
             first_step: start.step,
             first_tokens: start.tokens,
@@ -68,7 +68,8 @@ impl<B: Backend> Shared<B> {
                 .as_ref()
                 .map(|(data, _)| names(data))
                 .unwrap_or_default(),
-            ..TrainingPlan::new(run.batch.clone(), run.model.layout(), positions, run.steps)
+            ..TrainingPlan::new(run.batch.clone(), layout, positions, run.steps)
+                .of_unit(layout, config.optimizer.unit())
         }
     }
 
@@ -134,6 +135,7 @@ pub(super) fn run_worker<B: Backend>(
     let _standard = FloatEnvironment::standard();
     let Shared { run, devices, .. } = shared;
     let (layout, states) = (run.model.layout(), run.config.optimizer.states());
+    let rule = RuleStates { states, unit: run.config.optimizer.unit() };
     let elsewhere = elsewhere::furthest(context, run, devices.workers().len())?;
     let opened = match context.index() {
         0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
@@ -145,7 +147,7 @@ pub(super) fn run_worker<B: Backend>(
         }
         None => (None, None),
     };
-    let restored = distribute(context, origin, (layout, states), &run.config.run.dir)?;
+    let restored = distribute(context, origin, (layout, rule), &run.config.run.dir)?;
     let Restored { start, state, received_bytes } = restored;
     tracing::debug!(received_bytes, "the state is here");
     let token = opened.as_ref().and_then(|(folder, _)| folder.token());

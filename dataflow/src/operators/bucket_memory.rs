@@ -89,6 +89,7 @@ fn blocks(layout: &Layout, bucket: &Bucket) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use tidemill_model::Decay;
+    use tidemill_model::optimizer::UpdateUnit;
 
     use super::*;
     use crate::operators::plan::cut;
@@ -114,7 +115,7 @@ mod tests {
 
     fn memory(blocks: &[usize], microbatches: usize) -> BucketMemory {
         let layout = layout(blocks);
-        let (_, buckets) = cut(&layout, 16, 1);
+        let (_, buckets) = cut(&layout, UpdateUnit::Element, 16, 1);
         BucketMemory::new(&layout, &buckets, microbatches)
     }
 

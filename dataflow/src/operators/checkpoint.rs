@@ -33,6 +33,7 @@ use super::owned::OptimizerThread;
 use super::plan::{CheckpointCuts, TrainingPlan};
 use crate::cluster::progress::Phase;
 use crate::cluster::{Actor, Failure};
+use crate::state_arenas::StateArenas;
 
 /// A checkpoint is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,13 +134,13 @@ impl Cut {
         });
     }
 
-    /// Takes note of a chunk of the cut after step `step` of `states` states, which `worker` writes; answers which part it is and where it stands in
-    /// the arena.
+    /// Takes note of a chunk of the cut after step `step` of parameters and states that stand in `arenas`, which `worker` writes; answers
+    /// which part it is and where it stands in its arena.
     fn admit(
         &mut self,
         plan: &TrainingPlan,
         (worker, writers): (usize, &StateWriters),
-        states: usize,
+        arenas: &StateArenas,
         step: u64,
         chunk: &Chunk,
     ) -> Result<(StatePart, usize), Failure> {
@@ -149,13 +150,17 @@ impl Cut {
             return Err(CollectiveError::Misrouted { destination, worker }.into());
         }
         let (chunks, index, step) = (plan.chunks.chunks(), header.chunk as usize, step + 1);
-        let (part, planned) = match (header.part, chunks.get(index)) {
-            (Part::State(part), Some(planned))
-                if header.step == step
-                    && part.index() <= states
-                    && chunk.payload_bytes() == 4 * planned.range.len() =>
+        let found = match (header.part, chunks.get(index)) {
+            (Part::State(part), Some(planned)) if arenas.of(part).is_some() => {
+                Some((part, arenas.range(part, &planned.range)))
+            }
+            _ => None,
+        };
+        let (part, range) = match found {
+            Some((part, range))
+                if header.step == step && chunk.payload_bytes() == 4 * range.len() =>
             {
-                (part, planned)
+                (part, range)
             }
             _ => {
                 let expected = "a part of the optimizer's state";
@@ -169,15 +174,15 @@ impl Cut {
             return Err(GraphError::Twice { step, what }.into());
         }
         self.handed += 1;
-        Ok((part, planned.range.start))
+        Ok((part, range.start))
     }
 }
 
 struct State {
     plan: Arc<TrainingPlan>,
     worker: usize,
-    /// How many states the optimizer has.
-    states: usize,
+    /// Where the states of the optimizer stand.
+    arenas: Arc<StateArenas>,
     writers: StateWriters,
     /// On worker 0: the other writers.
     others: Vec<usize>,
@@ -193,13 +198,13 @@ impl State {
         writer: Companion<WriterJob, WriterReply>,
         plan: &Arc<TrainingPlan>,
         worker: usize,
-        states: usize,
+        arenas: Arc<StateArenas>,
         writers: StateWriters,
     ) -> Self {
         let others = if worker == 0 { writers.others().into_iter().collect() } else { Vec::new() };
-        let expected = writers.expected(worker, states, plan.chunks.chunks().len());
+        let expected = writers.expected(worker, arenas.states(), plan.chunks.chunks().len());
         let (plan, cuts) = (Arc::clone(plan), BTreeMap::new());
-        Self { plan, worker, states, writers, others, expected, writer, cuts }
+        Self { plan, worker, arenas, writers, others, expected, writer, cuts }
     }
 
     /// Takes what another writer has told.
@@ -268,7 +273,7 @@ impl State {
         }
         for chunk in std::mem::take(&mut cut.waiting) {
             let here = (self.worker, &self.writers);
-            let (part, arena_start) = cut.admit(&self.plan, here, self.states, step, &chunk)?;
+            let (part, arena_start) = cut.admit(&self.plan, here, &self.arenas, step, &chunk)?;
             self.writer.send(WriterJob::Write { part, arena_start, chunk });
         }
         let is_whole = cut.handed == self.expected && cut.finished.len() == self.others.len();
@@ -326,7 +331,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         }
         let worker = scope.index();
         let who = Actor::Worker(worker);
-        let (abort, states) = (thread.abort().clone(), thread.states());
+        let (abort, arenas) = (thread.abort().clone(), Arc::clone(thread.arenas()));
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = None;
         match sink {
@@ -334,7 +339,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
                 match Companion::start(&abort, name, phase, wake, body) {
-                    Ok(writer) => state = Some(State::new(writer, plan, worker, states, writers)),
+                    Ok(writer) => state = Some(State::new(writer, plan, worker, arenas, writers)),
                     Err(error) => abort.fail(who.clone(), error),
                 }
             }
@@ -413,11 +418,13 @@ mod tests {
     use crate::cluster::ExitClass;
     use crate::operators::plan::tests::two_buckets;
     use tidemill_collective::{ChunkHeader, Node};
+    use tidemill_model::optimizer::StateSpec;
 
     /// One chunk that comes twice and one that is missing are as many as a whole checkpoint has.
     #[test]
     fn a_chunk_that_comes_twice_is_refused() {
-        let plan = two_buckets();
+        let (plan, layout) = two_buckets();
+        let arenas = StateArenas::new(&layout, &["first", "second"].map(StateSpec::of_elements));
         let state = |part, chunk, step| {
             let node = Node { lo: 0, hi: 2 };
             let part = Part::State(part);
@@ -426,7 +433,7 @@ mod tests {
         };
         let mut cut = Cut::default();
         let writers = StateWriters::default();
-        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), 2, 4, chunk);
+        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), &arenas, 4, chunk);
         assert!(admit(&state(StatePart::State(0), 0, 4)).is_err(), "of another step");
         assert!(admit(&state(StatePart::State(0), 2, 5)).is_err(), "no such chunk");
         assert!(admit(&state(StatePart::State(2), 0, 5)).is_err(), "no such state");
@@ -444,7 +451,7 @@ mod tests {
         let writers = StateWriters::new(vec![vec![0, 0], vec![2, 2], vec![2, 2]]);
         let routed = |worker, part| {
             let (mut cut, chunk) = (Cut::default(), state(part, 1, 5));
-            cut.admit(&plan, (worker, &writers), 2, 4, &chunk).is_ok()
+            cut.admit(&plan, (worker, &writers), &arenas, 4, &chunk).is_ok()
         };
         assert!(routed(0, StatePart::Parameter) && routed(2, StatePart::State(1)));
         assert!(!routed(2, StatePart::Parameter) && !routed(0, StatePart::State(1)));

@@ -136,6 +136,12 @@ pub enum GraphError {
         /// States that were given.
         found: usize,
     },
+    /// The plan has tensors of several owners, and the update rule updates whole ones.
+    #[error(
+        "the update rule updates whole tensors, expected a plan in which each has one owner \
+         (TrainingPlan::of_unit), found one of elements"
+    )]
+    TensorsAreCut,
     /// A worker was given no end of the communicator, or not its own.
     #[error(
         "worker {worker} of {workers} was given the communicator's end of worker {rank} of {ranks}"
@@ -173,6 +179,7 @@ impl Classified for GraphError {
             // Arguments of the caller, which will be the same again.
             Self::InitialState { .. }
             | Self::InitialStates { .. }
+            | Self::TensorsAreCut
             | Self::ForeignEnd { .. }
             | Self::ForeignLanes { .. }
             | Self::NoSink => ExitClass::FixInput,

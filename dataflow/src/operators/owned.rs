@@ -9,6 +9,7 @@ mod communication;
 mod parts;
 mod staging;
 mod state;
+mod states;
 mod sums;
 
 use std::collections::BTreeMap;
@@ -38,13 +39,15 @@ use super::plan::TrainingPlan;
 use super::ticket::{Ready, Ticket};
 use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor};
+use crate::state_arenas::StateArenas;
 
 /// Parameters and states of the optimizer after `plan.first_step` updates.
 #[derive(Clone, Debug)]
 pub struct InitialState {
     /// The parameter arena.
     pub parameters: Arc<Vec<f32>>,
-    /// The states of the update rule, in its order, each in the order of the arena; zeros where there are none.
+    /// The states of the update rule, in its order, each in the order of [its arena](tidemill_model::optimizer::StateArena), which is that of the
+    /// parameters where it has a number of each element; zeros where there are none.
     pub states: Option<Vec<Arc<Vec<f32>>>>,
 }
 
@@ -132,8 +135,8 @@ pub struct OptimizerThread {
     thread: Option<SharedCompanion<StateJob>>,
     abort: Abort,
     staging: Staging,
-    /// How many states the update rule has.
-    states: usize,
+    /// Where the states of the update rule stand.
+    arenas: Arc<StateArenas>,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     /// Rounds of a step's lanes.
@@ -150,21 +153,23 @@ impl OptimizerThread {
     ) -> Self {
         let (worker, workers) = (scope.index(), scope.peers());
         // What rules may not have, the thread refuses.
-        let states = optimizer.rule.states().min(MOST_STATES);
-        let staging = Staging::of(plan, states);
+        let states = optimizer.rule.rule.states();
+        let states = &states[..states.len().min(MOST_STATES)];
+        let arenas = Arc::new(StateArenas::new(optimizer.layout, states));
+        let staging = Staging::of(plan, arenas.elements());
         let owners = plan.buckets.owners(&plan.chunks, workers);
         let owned = owners.iter().map(|owners| owners.chunks(worker)).collect();
         let Optimizer { backend, layout, state, lender, rule } = optimizer;
         // A schedule that is none has ended the run elsewhere.
         let rounds = plan.batch.lane_schedule(workers).map_or(1, |lanes| lanes.rounds() as u32);
-        let (plan, layout) = (Arc::clone(plan), layout.clone());
+        let (plan, layout, of_thread) = (Arc::clone(plan), layout.clone(), Arc::clone(&arenas));
         let name = format!("optimizer-{worker}");
         let thread = SharedCompanion::start(abort, name, Phase::Updating, move |jobs| {
             let parts = Optimizer { backend, layout: &layout, state, lender, rule };
-            OwnedState::serve(parts, plan, staging, (worker, workers), jobs)
+            OwnedState::serve((parts, &of_thread), plan, staging, (worker, workers), jobs)
         });
         let thread = thread.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
-        Self { thread, abort: abort.clone(), staging, states, owned, rounds }
+        Self { thread, abort: abort.clone(), staging, arenas, owned, rounds }
     }
 
     /// An operator's end; none where there is no thread.
@@ -184,9 +189,9 @@ impl OptimizerThread {
         self.staging
     }
 
-    /// How many states the update rule has.
-    pub(super) fn states(&self) -> usize {
-        self.states
+    /// Where the states of the update rule stand.
+    pub(super) fn arenas(&self) -> &Arc<StateArenas> {
+        &self.arenas
     }
 
     /// Rounds of a step's lanes.

@@ -9,6 +9,7 @@ use tidemill_collective::{
     SegmentUses,
 };
 use tidemill_kernels::Backend;
+use tidemill_model::optimizer::UpdateUnit;
 use tidemill_model::{Held, Layout, MasterPlace};
 
 use super::sample_names::SampleNames;
@@ -19,6 +20,8 @@ use crate::batch::BatchPlan;
 pub struct TrainingPlan {
     /// How a step is cut.
     pub batch: BatchPlan,
+    /// What one worker updates by itself, at the least: chunks and owners are cut by it.
+    pub unit: UpdateUnit,
     /// The parameter arena in chunks.
     pub chunks: ChunkPlan,
     /// Its chunks in buckets; never numerics.
@@ -113,11 +116,13 @@ impl EvaluationPlan {
 
 impl TrainingPlan {
     /// A run of `steps` updates from the beginning, with two steps read ahead, the default window,
-    /// and no checkpoints.
+    /// and no checkpoints. It is for rules whose unit is an element; for others see [`of_unit`](Self::of_unit).
     pub fn new(batch: BatchPlan, layout: &Layout, positions: usize, steps: u64) -> Self {
-        let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+        let unit = UpdateUnit::Element;
+        let (chunks, buckets) = cut(layout, unit, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
         Self {
             batch,
+            unit,
             chunks,
             buckets,
             positions,
@@ -134,13 +139,20 @@ impl TrainingPlan {
         }
     }
 
+    /// The same plan for rules of this `unit`, the arena of `layout` cut as a plan has it at first. Where every tensor has one owner,
+    /// chunks end where tensors do, which is numerics: they are what the norm of the gradient is summed by.
+    #[must_use]
+    pub fn of_unit(self, layout: &Layout, unit: UpdateUnit) -> Self {
+        Self { unit, ..self }.with_cuts(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS)
+    }
+
     /// The same plan with the arena of `layout` in other chunks, which are numerics, and in other buckets, which are not.
     ///
     /// # Panics
     /// When `chunk_elements` is 0.
     #[must_use]
     pub fn with_cuts(self, layout: &Layout, chunk_elements: usize, bucket_elements: usize) -> Self {
-        let (chunks, buckets) = cut(layout, chunk_elements, bucket_elements);
+        let (chunks, buckets) = cut(layout, self.unit, chunk_elements, bucket_elements);
         Self { chunks, buckets, ..self }
     }
 
@@ -194,14 +206,24 @@ pub(crate) fn owned(chunks: &ChunkPlan, owners: &[BucketOwners], worker: usize) 
     parts
 }
 
-/// The parameter arena of `layout` in chunks, and these in buckets.
+/// The parameter arena of `layout` in chunks, for rules of this `unit`, and these in buckets.
 pub(crate) fn cut(
     layout: &Layout,
+    unit: UpdateUnit,
     chunk_elements: usize,
     bucket_elements: usize,
 ) -> (ChunkPlan, BucketPlan) {
     let ranges = layout.segments().iter().map(|segment| segment.range.clone());
-    let chunks = ChunkPlan::with_chunk_elements(ranges.clone(), chunk_elements);
+    let chunks = match unit {
+        UpdateUnit::Element => ChunkPlan::with_chunk_elements(ranges.clone(), chunk_elements),
+        UpdateUnit::Tensor => {
+            let tensors = layout.segments().iter().map(|segment| {
+                let tensors = &layout.tensors()[segment.tensors.clone()];
+                tensors.iter().map(|tensor| tensor.offset).collect()
+            });
+            ChunkPlan::of_whole_tensors(ranges.clone().zip(tensors), chunk_elements)
+        }
+    };
     let mut segments: Vec<_> =
         ranges.map(|range| SegmentUses { range, uses: Vec::new() }).collect();
     for use_ in layout.uses() {
@@ -219,7 +241,7 @@ pub(super) mod tests {
     use crate::batch::{BatchSettings, MicrobatchMemory};
 
     /// Nine steps of two lanes, of two segments of 16 elements, which are a bucket and a chunk each.
-    pub(in crate::operators) fn two_buckets() -> TrainingPlan {
+    pub(in crate::operators) fn two_buckets() -> (TrainingPlan, Layout) {
         let mut layout = Layout::new();
         for name in ["first", "second"] {
             let segment = layout.segment(name);
@@ -229,6 +251,6 @@ pub(super) mod tests {
         let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
-        plan.with_cuts(&layout, 16, 1)
+        (plan.with_cuts(&layout, 16, 1), layout)
     }
 }

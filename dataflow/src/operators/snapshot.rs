@@ -22,6 +22,7 @@ use super::owned::{OptimizerThread, SnapshotReply, Staging, StateJob};
 use super::plan::TrainingPlan;
 use super::ticket::Ticket;
 use crate::cluster::{Actor, Failure};
+use crate::state_arenas::StateArenas;
 
 const NO_CUT: GraphError = GraphError::Order { what: "a snapshot", missing: "its cut" };
 
@@ -57,8 +58,8 @@ pub trait Snapshot<'scope> {
 struct SnapshotSchedule {
     plan: Arc<TrainingPlan>,
     staging: Staging,
-    /// How many states the optimizer has.
-    states: usize,
+    /// Where the states of the optimizer stand.
+    arenas: Arc<StateArenas>,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     window: CreditWindow,
@@ -80,14 +81,14 @@ impl SnapshotSchedule {
     fn new(
         plan: &Arc<TrainingPlan>,
         staging: Staging,
-        states: usize,
+        arenas: &Arc<StateArenas>,
         owned: &[Range<usize>],
     ) -> Self {
         Self {
             window: CreditWindow::new(plan.window_bytes),
             plan: Arc::clone(plan),
             staging,
-            states,
+            arenas: Arc::clone(arenas),
             owned: owned.to_vec(),
             cuts: BTreeMap::new(),
             stage_due: None,
@@ -101,7 +102,7 @@ impl SnapshotSchedule {
 
     /// Chunk parts of a cut.
     fn parts(&self) -> usize {
-        (1 + self.states) * self.owned.iter().map(Range::len).sum::<usize>()
+        (1 + self.arenas.states()) * self.owned.iter().map(Range::len).sum::<usize>()
     }
 
     /// Takes a report; answers whether its step is cut.
@@ -116,7 +117,7 @@ impl SnapshotSchedule {
     fn snapshots_of(&mut self, buckets: Range<usize>, step: u64) {
         for bucket in buckets {
             for chunk in self.owned[bucket].clone() {
-                self.snapshots.extend(StatePart::all(self.states).map(|part| (chunk, part)));
+                self.snapshots.extend(self.arenas.parts().map(|part| (chunk, part)));
             }
             let after = self.handed_out + self.snapshots.len();
             let ticket = Ticket { step, bucket: bucket as u32 };
@@ -156,10 +157,16 @@ impl SnapshotSchedule {
         Ok(())
     }
 
+    /// Bytes of a part of a chunk.
+    fn part_bytes(&self, chunk: usize, part: StatePart) -> usize {
+        let of_chunk = &self.plan.chunks.chunks()[chunk].range;
+        size_of::<f32>() * self.arenas.range(part, of_chunk).len()
+    }
+
     /// The next job of the optimizer thread.
     fn next(&mut self) -> Option<StateJob> {
         if let Some(&(chunk, part)) = self.snapshots.front()
-            && self.window.take(4 * self.plan.chunks.chunks()[chunk].range.len())
+            && self.window.take(self.part_bytes(chunk, part))
         {
             self.snapshots.pop_front();
             self.handed_out += 1;
@@ -239,7 +246,7 @@ impl<'scope> Snapshot<'scope> for StreamVec<'scope, u64, Ticket> {
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let schedule =
-            SnapshotSchedule::new(plan, thread.staging(), thread.states(), thread.owned());
+            SnapshotSchedule::new(plan, thread.staging(), thread.arenas(), thread.owned());
         let end = thread.end(wake, StateJob::AnswerSnapshots);
         let mut state = end.map(|thread| State { schedule, thread, cuts: BTreeMap::new() });
         let root = Tree::new(plan.batch.lanes()).map(Tree::root);
@@ -309,6 +316,7 @@ impl<'scope> Snapshot<'scope> for StreamVec<'scope, u64, Ticket> {
 mod tests {
     use std::num::NonZeroU64;
 
+    use tidemill_model::optimizer::StateSpec;
     use tidemill_model::{Decay, Layout};
 
     use super::*;
@@ -331,7 +339,9 @@ mod tests {
         let mut plan = plan.with_cuts(&layout, CHUNK / 4, 1);
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(2).unwrap());
         plan.window_bytes = 3 * CHUNK;
-        SnapshotSchedule::new(&Arc::new(plan), staging, 2, &[0..2, 3..3, 4..5])
+        let states = ["exp_avg", "exp_avg_sq"].map(StateSpec::of_elements);
+        let arenas = Arc::new(StateArenas::new(&layout, &states));
+        SnapshotSchedule::new(&Arc::new(plan), staging, &arenas, &[0..2, 3..3, 4..5])
     }
 
     fn report(step: u64) -> StepReport {

@@ -59,8 +59,9 @@ pub fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Sam
 
 /// Keeps checkpoints; what was not committed is not there.
 pub struct Memory {
-    pub elements: usize,
-    pub open: Option<(u64, [Vec<f32>; 3])>,
+    /// By part.
+    pub elements: Vec<usize>,
+    pub open: Option<(u64, Vec<Vec<f32>>)>,
     pub complete: Arc<Mutex<BTreeMap<u64, State>>>,
     pub full_disk: Option<u64>,
     pub gate: Option<Gate>,
@@ -68,7 +69,7 @@ pub struct Memory {
 
 impl StateSink for Memory {
     fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let parts = [0, 1, 2].map(|_| vec![f32::NAN; self.elements]);
+        let parts = self.elements.iter().map(|&elements| vec![f32::NAN; elements]).collect();
         assert!(self.open.replace((report.step, parts)).is_none(), "one checkpoint at a time");
         Ok(())
     }
@@ -91,7 +92,7 @@ impl StateSink for Memory {
             assert!(values.iter().all(|value| !value.is_nan()), "every element");
             values.into_iter().map(f32::to_bits).collect()
         };
-        self.complete.lock().unwrap().insert(step, parts.map(bits));
+        self.complete.lock().unwrap().insert(step, parts.into_iter().map(bits).collect());
         Ok(())
     }
 }

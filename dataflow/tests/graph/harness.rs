@@ -14,15 +14,13 @@ use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemo
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::{Communicators, Connection};
 use tidemill::kernels::KernelError;
-use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
-use tidemill::model::optimizer::{StateSpec, UpdateRule, UpdateScalars, UpdateViews};
-use tidemill::model::{Decay, Device, Trainable};
+use tidemill::model::Trainable;
+use tidemill::model::optimizer::StateArena;
 use tidemill::operators::{
     CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
-    InitialState, SampleName, SampleNames, ScheduledRule, StateSink, StepReport, Training,
-    TrainingPlan, UpdatePace,
+    InitialState, SampleName, SampleNames, StateSink, StepReport, Training, TrainingPlan,
 };
 use tidemill::parallel::Sharding;
 use timely::container::CapacityContainerBuilder;
@@ -33,6 +31,11 @@ use timely::dataflow::operators::Inspect;
 mod ends;
 
 use ends::{Memory, Synthetic, sample};
+
+#[path = "rule.rs"]
+mod rule;
+
+pub use rule::Rule;
 
 pub const POSITIONS: usize = 5;
 
@@ -109,6 +112,8 @@ pub struct Run {
     pub gate: Gate,
     /// Where workers say what communication took.
     pub told: Told,
+    /// What an update is.
+    pub rule: Rule,
 }
 
 /// What communication took: worker, step and what it told.
@@ -178,12 +183,13 @@ impl Default for Run {
             stuck: None,
             gate: Gate::default(),
             told: Told::default(),
+            rule: Rule::AdamW,
         }
     }
 }
 
-/// Bits of parameters and of the two states.
-pub type State = [Vec<u32>; 3];
+/// Bits of parameters and of the states.
+pub type State = Vec<Vec<u32>>;
 
 /// What a run gave: everything in bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,44 +198,6 @@ pub struct Outcome {
     /// Step, loss, norm, tokens so far and whether it was the last.
     pub reports: Vec<(u64, u64, u64, u64, bool)>,
     pub evaluations: BTreeMap<u64, (u64, u64)>,
-}
-
-/// AdamW about as the model crate would have it.
-struct OwnAdamW;
-
-const STATES: [StateSpec; 2] =
-    [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
-
-impl<B: Backend> UpdateRule<B> for OwnAdamW {
-    fn states(&self) -> &[StateSpec] {
-        &STATES
-    }
-
-    fn update(
-        &self,
-        Device { backend, stream }: &mut Device<'_, B>,
-        views: UpdateViews<'_, B>,
-        UpdateScalars { update, gradient_scale, decay, .. }: UpdateScalars,
-    ) -> tidemill::model::Result<()> {
-        let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
-        let step = AdamWStep {
-            learning_rate: 0.02 / update as f32,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            decay_factor: if decay == Decay::Decayed { 0.998 } else { 1.0 },
-            bias_correction1: 1.0 - 0.9_f32.powi(update as i32),
-            bias_correction2: 1.0 - 0.95_f32.powi(update as i32),
-            gradient_scale,
-        };
-        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
-    }
-}
-
-pub fn rule<B: Backend>() -> ScheduledRule<B> {
-    let learning_rate = Arc::new(|update| 0.02 / update as f64);
-    let pace = UpdatePace { clip_norm: Some(0.5), learning_rate };
-    ScheduledRule { pace, rule: Arc::new(OwnAdamW) }
 }
 
 impl Run {
@@ -247,6 +215,7 @@ impl Run {
     pub fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let layout = subject.model.layout();
         let plan = TrainingPlan::new(self.batch(), layout, POSITIONS, self.steps);
+        let plan = plan.of_unit(layout, self.rule.planned_unit());
         let mut plan = plan.with_cuts(layout, subject.chunk_elements, self.bucket_elements);
         plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
         plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
@@ -270,20 +239,23 @@ impl Run {
         // What a run begins with is the test's own.
         let _standard = FloatEnvironment::standard();
         let floats = |bits: &Vec<u32>| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
-        let owned = |bits: &Vec<u32>| {
+        let owned = |(bits, arena): (&Vec<u32>, StateArena)| {
             let mut values = floats(bits);
             for (chunk, owner) in plan.chunks.chunks().iter().zip(plan.owners(workers)) {
                 if owner != worker {
-                    values[chunk.range.clone()].fill(f32::NAN);
+                    values[arena.range(&chunk.range)].fill(f32::NAN);
                 }
             }
             Arc::new(values)
         };
-        match &self.resume {
-            Some((_, [parameters, first, second])) => InitialState {
-                parameters: Arc::new(floats(parameters)),
-                states: Some(vec![owned(first), owned(second)]),
-            },
+        match self.resume.as_ref().and_then(|(_, state)| state.split_first()) {
+            Some((parameters, states)) => {
+                let states = states.iter().zip(self.rule.arenas::<B>(model.layout()));
+                InitialState {
+                    parameters: Arc::new(floats(parameters)),
+                    states: Some(states.map(owned).collect()),
+                }
+            }
             None => InitialState { parameters: Arc::new(model.initialize(3)), states: None },
         }
     }
@@ -396,8 +368,11 @@ impl Run {
         let model = Arc::clone(&subject.model);
         let plan = Arc::new(self.plan(subject));
         let stop = Arc::new(AtomicBool::new(false));
+        let (layout, arenas) = (model.layout(), self.rule.arenas::<B>(model.layout()));
+        let all = 0..layout.parameter_elements();
+        let of_states = arenas.iter().map(|arena| arena.range(&all).len());
         let sink = Memory {
-            elements: model.layout().parameter_elements(),
+            elements: std::iter::once(all.len()).chain(of_states).collect(),
             open: None,
             complete: Arc::clone(complete),
             full_disk: self.full_disk,
@@ -408,7 +383,7 @@ impl Run {
             backend: Arc::clone(subject.device(index)),
             state: self.state(&*model, &plan, (index, context.peers())),
             model,
-            rule: rule(),
+            rule: self.rule.scheduled(),
             connection,
             stop: Arc::clone(&stop),
             checkpoints: (index == 0).then(|| Box::new(sink) as Box<dyn StateSink>),

@@ -8,7 +8,7 @@ use tidemill::kernels::{Backend, Cpu, Element, MemoryPlace};
 use tidemill::model::{LanguageModel, MambaConfig};
 use tidemill::parallel::Sharding;
 
-use super::harness::{Outcome, Run, Subject};
+use super::harness::{Outcome, Rule, Run, Subject};
 use super::lookup::{Lookup, VOCAB};
 
 /// One device, and what a run on it gives.
@@ -30,6 +30,7 @@ macro_rules! every_body {
             checkpoints_without_room_on_the_host_are_the_same: on_device::checkpoints_in_place;
             lanes_are_numerics: on_device::lanes_are_numerics;
             a_resumed_run_ends_like_one_that_never_stopped: on_device::resumes_anywhere;
+            a_rule_of_whole_tensors_gives_the_same_bits: on_device::whole_tensors;
             a_token_that_the_device_finds_wrong_ends_the_run: on_device::wrong_token_ends_the_run;
         }
     };
@@ -75,7 +76,14 @@ const APART: [[f64; 2]; 2] = [[1e-5, 1e-5], [2e-3, 1e-1]];
 pub fn trains_as_on_the_cpu<B: Backend>(arm: &Arm<B>) {
     assert_eq!(arm.backend.memory(), MemoryPlace::Device);
     let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).unwrap());
-    let (found, expected) = (arm.reference(), cpu.reference());
+    let found = arm.reference();
+    assert_close(arm, found, cpu.reference());
+    assert_eq!(found.checkpoints.keys().copied().collect::<Vec<_>>(), [2, 4]);
+    assert_eq!(found.evaluations.keys().copied().collect::<Vec<_>>(), [4]);
+}
+
+/// The losses and norms of `found` are about those of `expected`, which the CPU has.
+fn assert_close<B: Backend>(arm: &Arm<B>, found: &Outcome, expected: &Outcome) {
     assert_eq!(found.reports.len(), 4);
     let apart = APART[usize::from(B::Activation::NAME != f32::NAME)];
     for (found, expected) in found.reports.iter().zip(&expected.reports) {
@@ -88,8 +96,6 @@ pub fn trains_as_on_the_cpu<B: Backend>(arm: &Arm<B>) {
             assert!(error < apart, "{}: {found}, on the CPU {expected}", arm.name);
         }
     }
-    assert_eq!(found.checkpoints.keys().copied().collect::<Vec<_>>(), [2, 4]);
-    assert_eq!(found.evaluations.keys().copied().collect::<Vec<_>>(), [4]);
 }
 
 pub fn another_run_gives_the_same_bits<B: Backend>(arm: &Arm<B>) {
@@ -150,6 +156,24 @@ pub fn resumes_anywhere<B: Backend>(arm: &Arm<B>) {
         assert_eq!(rest.checkpoints[&4], reference.checkpoints[&4], "{}", arm.name);
         assert_eq!(rest.evaluations, reference.evaluations, "{}", arm.name);
     }
+}
+
+/// They are updated on the host, from masters and states that the device has.
+pub fn whole_tensors<B: Backend>(arm: &Arm<B>) {
+    let adafactor = |workers, sharding| Run { rule: Rule::Adafactor, workers, sharding, ..run() };
+    let expected = arm.run(&adafactor(1, Sharding::Optimizer));
+    let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).unwrap());
+    assert_close(arm, &expected, &cpu.run(&adafactor(1, Sharding::Optimizer)));
+    for (workers, sharding) in [(2, Sharding::Optimizer), (3, Sharding::Parameters)] {
+        let run = adafactor(workers, sharding);
+        assert_eq!(arm.run(&run), expected, "{}: {run:?}", arm.name);
+        let resume = Some((2, expected.checkpoints[&2].clone()));
+        let rest = arm.run(&Run { resume, ..run });
+        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{}", arm.name);
+    }
+    let cut = Run { rule: Rule::AdafactorOfElements, ..run() };
+    let error = cut.run_on(&mamba(Arc::clone(&arm.backend))).unwrap_err().with_causes();
+    assert!(error.contains("expected a plan in which each has one owner"), "{error}");
 }
 
 /// The second sample of a lane of the third step begins with a token that no table has, and only the device looks.

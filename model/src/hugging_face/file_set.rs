@@ -28,7 +28,7 @@ pub struct PlannedFile {
 pub struct FileSet {
     files: Vec<PlannedFile>,
     index: Option<(String, Vec<u8>)>,
-    /// The elements of the arena that each file is for, in order.
+    /// The elements of the arena of the parameters that each file is for, in order.
     ranges: Vec<Range<usize>>,
 }
 
@@ -37,35 +37,49 @@ impl FileSet {
     /// `<stem>.safetensors`, where an arena has `file_bytes` bytes at most; else several, of as many each at most, unless
     /// one segment alone has more.
     pub fn new(layout: &Layout, stem: &str, prefixes: &[&str], file_bytes: u64) -> Self {
-        let bytes_of = |tensors: Range<usize>| -> u64 {
-            layout.tensors()[tensors].iter().map(|tensor| 4 * tensor.elements() as u64).sum()
+        let arenas: Vec<_> = prefixes.iter().map(|&prefix| (layout, prefix)).collect();
+        Self::of_arenas(layout, stem, &arenas, file_bytes)
+    }
+
+    /// The same where each arena has a layout of its own, of as many segments as `layout` has, which all are cut by. It is one file where
+    /// an arena of `layout` has `file_bytes` bytes at most.
+    pub fn of_arenas(
+        layout: &Layout,
+        stem: &str,
+        arenas: &[(&Layout, &str)],
+        file_bytes: u64,
+    ) -> Self {
+        let bytes_of = |layout: &Layout, segments: Range<usize>| -> u64 {
+            let segments = layout.segments().get(segments).unwrap_or_default();
+            let tensors = segments.iter().flat_map(|it| &layout.tensors()[it.tensors.clone()]);
+            tensors.map(|tensor| 4 * tensor.elements() as u64).sum()
         };
-        let all = 0..layout.tensors().len();
+        let all = 0..layout.segments().len();
         let arena = 0..layout.parameter_elements();
-        if bytes_of(all.clone()) <= file_bytes {
+        if bytes_of(layout, all.clone()) <= file_bytes {
             let name = format!("{stem}.safetensors");
-            let layout = SafetensorsLayout::of_tensors(layout, all, prefixes);
+            let layout = SafetensorsLayout::of_segments(arenas, all);
             let files = vec![PlannedFile { name, layout }];
             return Self { files, index: None, ranges: std::iter::once(arena).collect() };
         }
-        // By file: its tensors, its elements of the arena, and its bytes.
+        // By file: its segments, its elements of the arena of `layout`, and its bytes.
         let mut cuts: Vec<(Range<usize>, Range<usize>, u64)> = Vec::new();
-        for segment in layout.segments() {
-            let (tensors, range) = (segment.tensors.clone(), segment.range.clone());
-            let bytes = bytes_of(tensors.clone()) * prefixes.len() as u64;
+        for (index, segment) in layout.segments().iter().enumerate() {
+            let (segments, range) = (index..index + 1, segment.range.clone());
+            let bytes = arenas.iter().map(|(layout, _)| bytes_of(layout, segments.clone())).sum();
             match cuts.last_mut() {
                 Some((last, elements, sum)) if *sum + bytes <= file_bytes => {
-                    (last.end, elements.end) = (tensors.end, range.end);
+                    (last.end, elements.end) = (segments.end, range.end);
                     *sum += bytes;
                 }
-                _ => cuts.push((tensors, range, bytes)),
+                _ => cuts.push((segments, range, bytes)),
             }
         }
         let (mut files, mut map) = (Vec::new(), Map::new());
         let total: u64 = cuts.iter().map(|(_, _, bytes)| bytes).sum();
-        for (number, (tensors, _, _)) in cuts.iter().enumerate() {
+        for (number, (segments, _, _)) in cuts.iter().enumerate() {
             let name = format!("{stem}-{:05}-of-{:05}.safetensors", number + 1, cuts.len());
-            let layout = SafetensorsLayout::of_tensors(layout, tensors.clone(), prefixes);
+            let layout = SafetensorsLayout::of_segments(arenas, segments.clone());
             let names = layout.tensors().iter().map(|tensor| tensor.name.clone());
             map.extend(names.map(|tensor| (tensor, Value::from(name.as_str()))));
             files.push(PlannedFile { name, layout });
@@ -86,7 +100,7 @@ impl FileSet {
         self.index.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()))
     }
 
-    /// The number of the file that `element` of an arena goes to.
+    /// The number of the file that `element` of the arena of the parameters goes to, and what other arenas have of it.
     pub fn file_of(&self, element: usize) -> usize {
         self.ranges.partition_point(|range| range.end <= element).min(self.files.len() - 1)
     }

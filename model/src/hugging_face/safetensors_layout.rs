@@ -72,15 +72,17 @@ impl SafetensorsLayout {
     /// The plan of a file that holds one arena of `layout` for every prefix, as `<prefix><name>`: `[""]` for the
     /// parameters, `["exp_avg.", "exp_avg_sq."]` for the state of AdamW.
     pub fn of_arenas(layout: &Layout, prefixes: &[&str]) -> Self {
-        Self::of_tensors(layout, 0..layout.tensors().len(), prefixes)
+        let arenas: Vec<_> = prefixes.iter().map(|&prefix| (layout, prefix)).collect();
+        Self::of_segments(&arenas, 0..layout.segments().len())
     }
 
-    /// The same of some tensors of `layout`, by their indices.
-    pub(super) fn of_tensors(layout: &Layout, tensors: Range<usize>, prefixes: &[&str]) -> Self {
-        let tensors = &layout.tensors()[tensors];
-        Self::new(prefixes.iter().flat_map(|prefix| {
-            let named = move |name: &str| format!("{prefix}{name}");
-            tensors.iter().map(move |tensor| (named(&tensor.name), tensor.shape.clone()))
+    /// The same of some segments of arenas that have one each of these layouts and prefixes, by the indices of the segments.
+    pub(super) fn of_segments(arenas: &[(&Layout, &str)], segments: Range<usize>) -> Self {
+        Self::new(arenas.iter().flat_map(|&(layout, prefix)| {
+            let segments = layout.segments().get(segments.clone()).unwrap_or_default();
+            let tensors =
+                segments.iter().flat_map(|segment| &layout.tensors()[segment.tensors.clone()]);
+            tensors.map(move |tensor| (format!("{prefix}{}", tensor.name), tensor.shape.clone()))
         }))
     }
 

@@ -27,16 +27,16 @@ impl AdamW {
 
     /// The scalars of an update.
     pub fn step(&self, scalars: UpdateScalars) -> AdamWStep {
-        let UpdateScalars { update, learning_rate, gradient_scale, decay } = scalars;
-        let [beta1, beta2] = self.settings.betas;
+        let UpdateScalars { update, learning_rate, gradient_scale, .. } = scalars;
+        // The settings of a run were checked to have them, and eps.
+        let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         let bias_correction = |beta: f64| (1.0 - libm::pow(beta, update as f64)) as f32;
         AdamWStep {
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
-            // The settings of a run were checked to have one.
             eps: self.settings.eps.unwrap_or_default() as f32,
-            decay_factor: self.settings.decay_factor(learning_rate, decay) as f32,
+            decay_factor: self.settings.decay_factor(&scalars) as f32,
             bias_correction1: bias_correction(beta1),
             bias_correction2: bias_correction(beta2),
             gradient_scale,
@@ -65,13 +65,13 @@ impl<B: Backend> UpdateRule<B> for AdamW {
 mod tests {
     use super::*;
     use crate::layout::Decay;
+    use crate::optimizer::UpdateTerms;
 
     #[test]
     fn bias_corrections_count_steps_from_one() {
         let rule = AdamW::new(OptimizerSettings::default());
-        let (learning_rate, gradient_scale, decay) = (1.0, 0.5, Decay::Exempt);
-        let step =
-            |update| rule.step(UpdateScalars { update, learning_rate, gradient_scale, decay });
+        let terms = UpdateTerms::of(Decay::Exempt);
+        let step = |update| rule.step(UpdateScalars::new(update, 1.0, 0.5, terms));
         assert_eq!(step(1).bias_correction1, 0.1);
         assert_eq!(step(1).bias_correction2, 0.05);
         assert_eq!(step(2).bias_correction1, 0.19);

@@ -25,13 +25,14 @@ impl Lion {
 
     /// The scalars of an update, computed in f64 and rounded once.
     pub fn step(&self, scalars: UpdateScalars) -> LionStep {
-        let UpdateScalars { update: _, learning_rate, gradient_scale, decay } = scalars;
-        let [beta1, beta2] = self.settings.betas;
+        let UpdateScalars { learning_rate, gradient_scale, .. } = scalars;
+        // The settings of a run were checked to have them.
+        let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         LionStep {
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
-            decay_factor: self.settings.decay_factor(learning_rate, decay) as f32,
+            decay_factor: self.settings.decay_factor(&scalars) as f32,
             gradient_scale,
         }
     }

@@ -2,7 +2,7 @@
 
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::hugging_face::load;
-use tidemill_model::optimizer::{OptimizerSettings, UpdateScalars, UpdateViews};
+use tidemill_model::optimizer::{OptimizerSettings, UpdateScalars, UpdateTerms, UpdateViews};
 use tidemill_model::schedule::ScheduleSettings;
 use tidemill_model::{
     Device, Held, Layout, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
@@ -78,14 +78,15 @@ impl<B: Backend> Optimizer<B> {
         let rule = self.settings.rule::<B>();
         for tensor in layout.tensors() {
             let (start, elements) = (tensor.offset, tensor.stored_elements);
-            let decay = tensor.decay;
-            let scalars = UpdateScalars { update: step, learning_rate, gradient_scale, decay };
+            let terms = UpdateTerms::of(tensor.decay);
+            let scalars = UpdateScalars::new(step, learning_rate, gradient_scale, terms);
             let Self { parameters, states, mean, .. } = self;
             let place = MasterPlace { range: start..start + elements, start };
             parameters.update(device, &place, |device, parameters| {
                 let states = states.iter_mut();
                 let states = states.map(|state| SliceMut::new(state, start, elements));
                 let views = UpdateViews {
+                    tensor: None,
                     parameters,
                     states: states.collect::<std::result::Result<_, _>>()?,
                     gradient: Slice::new(mean, start, elements)?,
@@ -114,7 +115,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let betas = numbers(&training["settings"]["betas"]);
     let settings = OptimizerSettings {
         learning_rate: number("learning_rate"),
-        betas: [betas[0], betas[1]],
+        betas: Some([betas[0], betas[1]]),
         eps: Some(number("eps")),
         weight_decay: number("weight_decay"),
         clip_norm: number("clip_norm"),

@@ -3,19 +3,33 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use tidemill_collective::PlannedChunk;
 use tidemill_model::Decay;
+use tidemill_model::optimizer::{StateExtent, StateTensors};
 
 use super::*;
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FilePlan, Wanted, state_for_tests};
 use crate::cluster::ClusterError;
 use crate::job::fixtures::in_processes;
 
-/// One state more than AdamW has.
-const STATES: [StateSpec; 3] = [
+/// One state more than AdamW has, and one of rows.
+const STATES: [StateSpec; 4] = [
     StateSpec::of_elements("exp_avg"),
     StateSpec::of_elements("exp_avg_sq"),
     StateSpec::of_elements("third"),
+    StateSpec { name: "row", extent: StateExtent::Row, tensors: StateTensors::Matrices },
 ];
+
+/// A rule of these states.
+fn rule(unit: UpdateUnit) -> RuleStates<'static> {
+    RuleStates { states: &STATES, unit }
+}
+
+const UNITS: [UpdateUnit; 2] = [UpdateUnit::Element, UpdateUnit::Tensor];
+
+fn arenas() -> StateArenas {
+    StateArenas::new(&layout(), &STATES)
+}
 
 /// Five segments of several chunks each, of which no number of workers owns the same.
 fn layout() -> Layout {
@@ -30,7 +44,9 @@ fn layout() -> Layout {
 }
 
 /// A value for each element of each part; padding is zero.
-fn values(layout: &Layout, part: StatePart) -> Vec<f32> {
+fn values(part: StatePart) -> Vec<f32> {
+    let arenas = arenas();
+    let layout = arenas.layout(part);
     let mut arena = vec![0.0; layout.parameter_elements()];
     for tensor in layout.tensors() {
         for index in tensor.range() {
@@ -55,7 +71,7 @@ fn write_checkpoint(run: &Path, shift: f32) {
     let state = state_for_tests(START.step);
     let mut writer = CheckpointWriter::begin(files, run, state).unwrap();
     for part in StatePart::all(STATES.len()) {
-        let mut values = values(&layout, part);
+        let mut values = values(part);
         values.iter_mut().for_each(|value| *value += shift);
         writer.write(part, 0, &values).unwrap();
     }
@@ -65,12 +81,12 @@ fn write_checkpoint(run: &Path, shift: f32) {
 /// What processes that have these run folders, with so many workers each, start from. `origin` is called on worker 0.
 fn restored(
     run_dirs: &[PathBuf],
-    threads: usize,
+    (threads, unit): (usize, UpdateUnit),
     origin: impl Fn() -> StateOrigin + Send + Sync + 'static,
 ) -> Vec<std::result::Result<Vec<Restored>, ClusterError>> {
     in_processes(run_dirs, threads, move |context, run_dir| {
         let origin = (context.index() == 0).then(|| (START, origin()));
-        distribute(context, origin, (&layout(), &STATES), run_dir)
+        distribute(context, origin, (&layout(), rule(unit)), run_dir)
     })
 }
 
@@ -88,15 +104,15 @@ fn stored(run: &RunFolder) -> StateOrigin {
 /// each process was sent.
 fn assert_restored(
     processes: Vec<std::result::Result<Vec<Restored>, ClusterError>>,
+    unit: UpdateUnit,
     stored: Stored,
 ) -> Vec<u64> {
-    let layout = layout();
-    let mut parts = StatePart::all(STATES.len()).map(|part| values(&layout, part));
-    let parameters = parts.next().unwrap();
-    let expected: Vec<_> = parts.collect();
+    let (layout, arenas) = (layout(), arenas());
+    let parameters = values(StatePart::Parameter);
+    let expected: Vec<_> = arenas.parts().skip(1).map(|part| (part, values(part))).collect();
     let processes: Vec<_> = processes.into_iter().map(|process| process.unwrap()).collect();
     let workers: usize = processes.iter().map(Vec::len).sum();
-    let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+    let (chunks, buckets) = cut(&layout, unit, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
     let owners = buckets.chunk_owners(&chunks, workers);
     let mut received = Vec::new();
     for (process, restored) in processes.iter().enumerate() {
@@ -110,11 +126,13 @@ fn assert_restored(
             };
             let index = process * restored.len() + thread;
             assert_eq!(found.len(), expected.len());
-            for (state, expected) in found.iter().zip(&expected) {
+            for (state, (part, expected)) in found.iter().zip(&expected) {
+                assert_eq!(state.len(), expected.len());
                 for (planned, _) in
                     chunks.chunks().iter().zip(&owners).filter(|(_, owner)| **owner == index)
                 {
-                    assert!(state[planned.range.clone()] == expected[planned.range.clone()]);
+                    let owned = arenas.range(*part, &planned.range);
+                    assert!(state[owned.clone()] == expected[owned]);
                 }
             }
         }
@@ -126,14 +144,22 @@ fn assert_restored(
 }
 
 /// Bytes that `process` needs where it sees nothing itself.
-fn needed_bytes(process: usize, processes: usize, threads: usize, stored: Stored) -> u64 {
-    let layout = layout();
-    let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+fn needed_bytes(
+    process: usize,
+    (processes, threads): (usize, usize),
+    unit: UpdateUnit,
+    stored: Stored,
+) -> u64 {
+    let (layout, arenas) = (layout(), arenas());
+    let (chunks, buckets) = cut(&layout, unit, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
     let owners = buckets.chunk_owners(&chunks, processes * threads);
     let of_process =
         chunks.chunks().iter().zip(owners).filter(|(_, owner)| owner / threads == process);
-    let owned: usize = of_process.map(|(planned, _)| planned.range.len()).sum();
-    let states = if stored == Stored::States { STATES.len() * owned } else { 0 };
+    let of_part = |part, planned: &PlannedChunk| arenas.range(part, &planned.range).len();
+    let of_chunk =
+        |(planned, _)| arenas.parts().skip(1).map(|it| of_part(it, planned)).sum::<usize>();
+    let owned: usize = of_process.map(of_chunk).sum();
+    let states = if stored == Stored::States { owned } else { 0 };
     4 * (layout.parameter_elements() + states) as u64
 }
 
@@ -142,20 +168,24 @@ fn the_state_crosses_to_each_process_once_and_lies_there_once() {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), 0.0);
     let run = Arc::new(RunFolder::hold(dir.path()).unwrap());
-    for (processes, threads) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)] {
+    let worlds = [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)];
+    for ((processes, threads), unit) in
+        worlds.into_iter().flat_map(|it| UNITS.map(|unit| (it, unit)))
+    {
         // The others have a folder of their own.
         let own = dir.path().join("elsewhere");
         let run_dirs = vec![own; processes];
         let held = Arc::clone(&run);
-        let found = restored(&run_dirs, threads, move || stored(&held));
-        let received = assert_restored(found, Stored::States);
-        let parameters = values(&layout(), StatePart::Parameter);
+        let found = restored(&run_dirs, (threads, unit), move || stored(&held));
+        let received = assert_restored(found, unit, Stored::States);
+        let parameters = values(StatePart::Parameter);
         let initial = move || StateOrigin::Parameters(parameters.clone());
-        let begun = assert_restored(restored(&run_dirs, threads, initial), Stored::Parameters);
+        let begun = restored(&run_dirs, (threads, unit), initial);
+        let begun = assert_restored(begun, unit, Stored::Parameters);
         for process in 0..processes {
             let needed = |stored| match process {
                 0 => 0,
-                _ => needed_bytes(process, processes, threads, stored),
+                _ => needed_bytes(process, (processes, threads), unit, stored),
             };
             assert_eq!(received[process], needed(Stored::States), "{processes} x {threads}");
             assert_eq!(begun[process], needed(Stored::Parameters), "{processes} x {threads}");
@@ -173,9 +203,12 @@ fn a_process_that_sees_the_checkpoint_is_sent_nothing() {
     for threads in [1, 2, 3] {
         let run_dirs = [run_dir.clone(), link.clone(), dir.path().join("missing")];
         let held = Arc::clone(&run);
-        let found = restored(&run_dirs, threads, move || stored(&held));
-        let received = assert_restored(found, Stored::States);
-        assert_eq!(received, [0, 0, needed_bytes(2, 3, threads, Stored::States)]);
+        for unit in UNITS {
+            let held = Arc::clone(&held);
+            let found = restored(&run_dirs, (threads, unit), move || stored(&held));
+            let received = assert_restored(found, unit, Stored::States);
+            assert_eq!(received, [0, 0, needed_bytes(2, (3, threads), unit, Stored::States)]);
+        }
     }
 }
 
@@ -192,8 +225,9 @@ fn another_folder_with_a_checkpoint_of_the_same_step_is_not_read() {
     let run = Arc::new(RunFolder::hold(&run_dir).unwrap());
     let also_held = RunFolder::hold(&other).unwrap();
     let run_dirs = [run_dir, other, copy];
-    let found = restored(&run_dirs, 1, move || stored(&run));
-    let received = assert_restored(found, Stored::States);
+    let unit = UpdateUnit::Element;
+    let found = restored(&run_dirs, (1, unit), move || stored(&run));
+    let received = assert_restored(found, unit, Stored::States);
     assert!(received[1] > 0 && received[2] > 0);
     drop(also_held);
 }
@@ -219,7 +253,7 @@ fn a_run_that_is_aborted_in_the_middle_of_restoring_ends() {
     let run = RunFolder::hold(dir.path()).unwrap();
     let model = checkpoint_path(dir.path(), START.step).join("model-00001-of-00005.safetensors");
     let run_dirs = [dir.path().to_owned(), dir.path().join("missing")];
-    let found = restored(&run_dirs, 2, move || {
+    let found = restored(&run_dirs, (2, UpdateUnit::Element), move || {
         let origin = stored(&run);
         let mut bytes = std::fs::read(&model).unwrap();
         *bytes.last_mut().unwrap() ^= 1;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use tidemill_kernels::Backend;
-use tidemill_model::Decay;
-use tidemill_model::optimizer::{OptimizerSettings, UpdateRule, UpdateScalars, clip_coefficient};
+use tidemill_model::optimizer::{
+    GroupSettings, OptimizerSettings, UpdateRule, UpdateScalars, UpdateTerms, clip_coefficient,
+};
 use tidemill_model::schedule::ScheduleSettings;
 
 /// The learning rate of an update (from 1).
@@ -32,11 +33,14 @@ pub struct ScheduledRule<B: Backend> {
     pub pace: UpdatePace,
     /// What an update is. Anything that implements [`UpdateRule`] will do.
     pub rule: Arc<dyn UpdateRule<B>>,
+    /// Tensors, by name, whose updates have a learning rate or a decay of their own. Those of a factor of 0 and no decay are not
+    /// updated at all, and neither are their states.
+    pub groups: Vec<GroupSettings>,
 }
 
 impl<B: Backend> Clone for ScheduledRule<B> {
     fn clone(&self) -> Self {
-        Self { pace: self.pace.clone(), rule: Arc::clone(&self.rule) }
+        Self { pace: self.pace.clone(), rule: Arc::clone(&self.rule), groups: self.groups.clone() }
     }
 }
 
@@ -46,7 +50,8 @@ impl<B: Backend> ScheduledRule<B> {
         Self::with_rule(optimizer.rule(), optimizer, schedule, horizon)
     }
 
-    /// The same with another `rule`: of `optimizer` it has the base learning rate and the norm that gradients are clipped to.
+    /// The same with another `rule`: of `optimizer` it has the base learning rate, the norm that gradients are
+    /// clipped to, and the groups.
     pub fn with_rule(
         rule: Arc<dyn UpdateRule<B>>,
         optimizer: &OptimizerSettings,
@@ -56,23 +61,18 @@ impl<B: Backend> ScheduledRule<B> {
         let (clip_norm, base) = (optimizer.clip_norm, optimizer.learning_rate);
         let learning_rate: LearningRate =
             Arc::new(move |update| schedule.learning_rate(base, update, horizon));
-        Self { pace: UpdatePace { clip_norm: Some(clip_norm), learning_rate }, rule }
+        let groups = optimizer.groups.clone();
+        Self { pace: UpdatePace { clip_norm: Some(clip_norm), learning_rate }, rule, groups }
     }
 
-    /// How many states it has of every parameter.
-    pub(in crate::operators) fn states(&self) -> usize {
-        self.rule.states().len()
-    }
-
-    /// The numbers of `update` (from 1), given the clipping coefficient, for decayed or exempt tensors.
+    /// The numbers of `update` (from 1), given the clipping coefficient, for elements of `terms`.
     pub(in crate::operators) fn scalars(
         &self,
         update: u64,
         coefficient: f32,
-        decay: Decay,
+        terms: UpdateTerms,
     ) -> UpdateScalars {
-        let learning_rate = (self.pace.learning_rate)(update);
-        UpdateScalars { update, learning_rate, gradient_scale: coefficient, decay }
+        UpdateScalars::new(update, (self.pace.learning_rate)(update), coefficient, terms)
     }
 }
 

@@ -309,7 +309,7 @@ mod tests {
     }
 
     fn schedule_of(workers: usize) -> OptimizerSchedule {
-        let mut plan = two_buckets();
+        let (mut plan, _) = two_buckets();
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::MIN);
         let pace = UpdatePace { clip_norm: None, learning_rate: Arc::new(|_| 0.5) };
         OptimizerSchedule::new(&Arc::new(plan), pace, workers)

@@ -5,7 +5,8 @@ use std::ops::Range;
 use tidemill_collective::communicator::{Cut, Holders, Values, ValuesMut};
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_model::{Decay, Held, Layout, Parameters};
+use tidemill_model::optimizer::{UpdateTerms, UpdateUnit};
+use tidemill_model::{Held, Layout, Parameters, Tensor};
 
 use crate::operators::error::GraphError;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
@@ -111,31 +112,71 @@ pub(super) fn owned_buckets(
     (owned, elements)
 }
 
-/// The arena's runs of equal decay; padding belongs to the tensor before it.
-pub(super) fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
-    let mut runs: Vec<(Range<usize>, Decay)> = Vec::new();
-    for tensor in layout.tensors() {
+/// Elements of the parameters that are updated alike.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UpdateRun {
+    pub(super) range: Range<usize>,
+    pub(super) terms: UpdateTerms,
+    /// The tensor that they are, and its place in the layout, where that is the unit.
+    pub(super) tensor: Option<(usize, Tensor)>,
+}
+
+impl UpdateRun {
+    /// What of it is in `owned`; none where that is nothing.
+    pub(super) fn within(&self, owned: &Range<usize>) -> Option<Self> {
+        let range = self.range.start.max(owned.start)..self.range.end.min(owned.end);
+        (!range.is_empty()).then(|| Self { range, ..self.clone() })
+    }
+
+    /// Whether it is a tensor of which only a part is in `owned`.
+    pub(super) fn is_cut_by(&self, owned: &Range<usize>) -> bool {
+        self.tensor.is_some() && self.within(owned).is_some_and(|part| part.range != self.range)
+    }
+}
+
+/// What a rule of this `unit` updates in one call, given the terms of each tensor: the arena's runs of equal terms, where padding belongs
+/// to the tensor before it; or each tensor, without padding.
+pub(super) fn update_runs(
+    layout: &Layout,
+    terms: &[UpdateTerms],
+    unit: UpdateUnit,
+) -> Vec<UpdateRun> {
+    let tensors = layout.tensors().iter().zip(terms);
+    if unit == UpdateUnit::Tensor {
+        let run = |(index, (tensor, &terms)): (usize, (&Tensor, _))| {
+            let tensor = Some((index, tensor.clone()));
+            UpdateRun { range: layout.tensors()[index].range(), terms, tensor }
+        };
+        return tensors.enumerate().map(run).collect();
+    }
+    let mut runs: Vec<UpdateRun> = Vec::new();
+    for (tensor, &terms) in tensors {
+        let start = if runs.is_empty() { 0 } else { tensor.offset };
         match runs.last_mut() {
-            Some((run, decay)) if *decay == tensor.decay => run.end = tensor.offset,
-            Some((run, _)) => {
-                run.end = tensor.offset;
-                runs.push((tensor.offset..tensor.offset, tensor.decay));
+            Some(run) if run.terms == terms => run.range.end = tensor.offset,
+            before => {
+                if let Some(run) = before {
+                    run.range.end = start;
+                }
+                runs.push(UpdateRun { range: start..start, terms, tensor: None });
             }
-            None => runs.push((0..0, tensor.decay)),
         }
     }
-    if let Some((run, _)) = runs.last_mut() {
-        run.end = layout.parameter_elements();
+    if let Some(run) = runs.last_mut() {
+        run.range.end = layout.parameter_elements();
     }
     runs
 }
 
 #[cfg(test)]
 mod tests {
+    use tidemill_model::Decay;
+    use tidemill_model::optimizer::{GroupSettings, update_terms};
+
     use super::*;
 
     #[test]
-    fn decay_runs_cover_the_arena_and_merge_neighbours() {
+    fn update_runs_cover_the_arena_and_merge_neighbours() {
         let mut layout = Layout::new();
         layout.segment("first");
         layout.tensor("a", &[3, 5], Decay::Decayed, 1);
@@ -143,8 +184,38 @@ mod tests {
         layout.tensor("c", &[1], Decay::Exempt, 1);
         layout.segment("second");
         layout.tensor("d", &[2, 2], Decay::Decayed, 1);
-        let runs = decay_runs(&layout);
-        let decayed = |range| (range, Decay::Decayed);
-        assert_eq!(runs, [decayed(0..16), (16..64, Decay::Exempt), decayed(64..80)]);
+        let runs = |groups: &[GroupSettings]| {
+            let terms = update_terms(groups, &layout).expect("allowed");
+            let runs = update_runs(&layout, &terms, UpdateUnit::Element).into_iter();
+            runs.map(|run| (run.range, run.terms)).collect::<Vec<_>>()
+        };
+        let [decayed, exempt] = [Decay::Decayed, Decay::Exempt].map(UpdateTerms::of);
+        assert_eq!(runs(&[]), [(0..16, decayed), (16..64, exempt), (64..80, decayed)]);
+        let group = |pattern: &str, factor| GroupSettings {
+            patterns: vec![pattern.to_owned()],
+            learning_rate_factor: Some(factor),
+            weight_decay: None,
+        };
+        let times = |learning_rate_factor, terms| UpdateTerms { learning_rate_factor, ..terms };
+        let groups = [group("[ab]", 0.5), group("c", 1.0)];
+        let expected = [
+            (0..16, times(0.5, decayed)),
+            (16..48, times(0.5, exempt)),
+            (48..64, exempt),
+            (64..80, decayed),
+        ];
+        assert_eq!(runs(&groups), expected);
+        let terms = update_terms(&groups, &layout).expect("allowed");
+        let tensors = update_runs(&layout, &terms, UpdateUnit::Tensor);
+        let found: Vec<_> = tensors.iter().map(|run| (run.range.clone(), run.terms)).collect();
+        let each = [0..15, 16..33, 48..49, 64..68].into_iter().zip(expected.map(|run| run.1));
+        assert_eq!(found, each.collect::<Vec<_>>(), "tensors without padding");
+        assert_eq!(tensors[1].within(&(0..40)), Some(tensors[1].clone()));
+        assert_eq!(tensors[1].within(&(0..16)), None);
+        let is_cut = |owned| tensors.iter().any(|tensor| tensor.is_cut_by(&owned));
+        assert_eq!(
+            [is_cut(0..16), is_cut(0..20), is_cut(10..80), is_cut(16..64)].map(usize::from),
+            [0, 1, 1, 0]
+        );
     }
 }

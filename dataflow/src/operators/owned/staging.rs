@@ -25,12 +25,10 @@ pub(in crate::operators) enum Staging {
 }
 
 impl Staging {
-    /// How cuts of parameters and `states` states of the optimizer are kept: the memory of the host decides.
-    pub(super) fn of(plan: &TrainingPlan, states: usize) -> Self {
-        let chunks = plan.chunks.chunks();
-        let elements = chunks.last().map_or(0, |chunk| chunk.range.end);
+    /// How cuts of parameters and states, `elements` together, are kept: the memory of the host decides.
+    pub(super) fn of(plan: &TrainingPlan, elements: usize) -> Self {
         // That of all workers, which may be of this machine.
-        let bytes = ((1 + states) * size_of::<f32>()).saturating_mul(elements);
+        let bytes = size_of::<f32>().saturating_mul(elements);
         let is_room = bytes <= plan.staging_bytes.unwrap_or_else(|| available_bytes() / 2);
         match plan.checkpoints {
             CheckpointCuts::Every(_) if is_room => Self::OnHost,
@@ -65,37 +63,42 @@ impl<T> StagedParts<T> {
 }
 
 impl<B: Backend> Staged<B> {
-    /// Takes the memory for `elements` elements of the parameters and of each of `states` states.
-    pub(super) fn prepare(backend: &B, staging: Staging, states: usize, elements: usize) -> Self {
+    /// Takes the memory for `elements` elements of the parameters, and for as many of each state as `states` says.
+    pub(super) fn prepare(
+        backend: &B,
+        staging: Staging,
+        elements: usize,
+        states: &[usize],
+    ) -> Self {
         if staging == Staging::InPlace {
             return Self::Nothing;
         }
-        let pinned = || {
+        let pinned = |elements| {
             progress::moved();
             backend.pinned::<f32>(elements)
         };
         let pinned_parts = || -> Result<_, KernelError> {
-            let parameters = pinned()?;
-            let states = (0..states).map(|_| pinned()).collect::<Result<_, _>>()?;
+            let parameters = pinned(elements)?;
+            let states =
+                states.iter().map(|&elements| pinned(elements)).collect::<Result<_, _>>()?;
             Ok(StagedParts { parameters, states })
         };
         match pinned_parts() {
             Ok(pinned) => Self::Pinned(pinned),
             Err(error) => {
                 tracing::warn!("{error}: steps wait for checkpoints to be copied");
-                Self::read(states, elements)
+                Self::read(elements, states.len())
             }
         }
     }
 
     /// Memory that the device does not copy to by itself.
-    fn read(states: usize, elements: usize) -> Self {
+    fn read(elements: usize, states: usize) -> Self {
         let (parameters, states) = (vec![0.0; elements], vec![Vec::new(); states]);
         Self::Read(StagedParts { parameters, states })
     }
 
-    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and the states, which are of all of
-    /// them. What is pinned is there once the device stream has run.
+    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and what is owned of each state. What is pinned is there once the device stream has run.
     pub(super) fn copy(
         &mut self,
         device: &mut Device<'_, B>,
@@ -176,9 +179,9 @@ mod tests {
         }
         let place = |range: Range<usize>| MasterPlace { start: range.start, range };
         let owned = [(place(40..56), 0), (place(8..16), 16)];
-        let pinned = Staged::prepare(&backend, Staging::OnHost, 2, 24);
+        let pinned = Staged::prepare(&backend, Staging::OnHost, 24, &[24; 2]);
         assert!(matches!(pinned, Staged::Pinned(_)));
-        for mut staged in [pinned, Staged::read(2, 24)] {
+        for mut staged in [pinned, Staged::read(24, 2)] {
             let owned = owned.clone().into_iter();
             staged.copy(&mut device, (&masters, &mut room), owned, &states).unwrap();
             let values = |part, inside| staged.values(&backend, part, inside).unwrap().unwrap();
@@ -187,7 +190,7 @@ mod tests {
             assert_eq!(values(StatePart::State(1), 0..2), [100.0, 101.0]);
             assert!(staged.values(&backend, StatePart::State(2), 0..2).is_err());
         }
-        let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 2, 24);
+        let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 24, &[24; 2]);
         assert!(nothing.values(&backend, StatePart::State(0), 0..2).unwrap().is_none());
         assert!(
             nothing.copy(&mut device, (&masters, &mut room), owned.into_iter(), &states).is_err()

@@ -4,19 +4,19 @@
 //! backward pass still runs. What it is told is about whole buckets; what it computes is computed element by element, or chunk
 //! by chunk, so that how chunks are put together, and who owns them, changes no bit.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{Key, Values, ValuesMut};
 use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Slice, SliceMut};
-use tidemill_model::optimizer::{UpdateViews, check_states};
-use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
+use tidemill_model::optimizer::{UpdateUnit, UpdateViews, check_states, update_terms};
+use tidemill_model::{Device, JoinRoom, MasterPlace, Parameters};
 
 use super::communication::CommunicationLedger;
-use super::parts::{Gathered, OwnedBucket, decay_runs, owned_buckets, told, told_mut, values};
+use super::parts::{Gathered, OwnedBucket, UpdateRun, owned_buckets, told, told_mut, update_runs};
 use super::staging::Staged;
+use super::states::OwnedStates;
 use super::sums::{OwnedSums, RoundPart};
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
 use crate::cluster::Failure;
@@ -25,8 +25,9 @@ use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::{Lender, TakenBack};
 use crate::operators::optimize::ScheduledRule;
-use crate::operators::plan::{OwnedPart, TrainingPlan};
+use crate::operators::plan::TrainingPlan;
 use crate::operators::ticket::{Ready, Ticket};
+use crate::state_arenas::StateArenas;
 
 const NO_SUMS: GraphError =
     GraphError::Order { what: "the mean of gradients", missing: "their sums" };
@@ -56,8 +57,8 @@ pub(super) struct OwnedState<B: Backend> {
     lender: Lender<B>,
     answers: Answers,
     communication: CommunicationLedger<B>,
-    /// The parts of the arena that are decayed and those that are not, in order.
-    decays: Vec<(Range<usize>, Decay)>,
+    /// What the rule updates in one call, in the order of the arena.
+    runs: Vec<UpdateRun>,
     buckets: Vec<OwnedBucket>,
     /// All parameters, or where the workers of a process hold them together this one's; lent for a step, and changed only when they were
     /// given back.
@@ -71,7 +72,7 @@ pub(super) struct OwnedState<B: Backend> {
     means: usize,
     /// Elements that are owned, and the states of them that the update rule names.
     owned: usize,
-    states: Vec<B::Buffer<f32>>,
+    states: OwnedStates<B>,
     room: JoinRoom<B>,
     /// Buckets of the step that were gathered.
     gathered: usize,
@@ -84,17 +85,17 @@ pub(super) struct OwnedState<B: Backend> {
 impl<B: Backend> OwnedState<B> {
     /// Puts the state on the device and runs jobs until the operators are gone.
     pub(super) fn serve(
-        parts: Optimizer<'_, B>,
+        (parts, arenas): (Optimizer<'_, B>, &Arc<StateArenas>),
         plan: Arc<TrainingPlan>,
         staging: Staging,
         place: (usize, usize),
         jobs: &Jobs<StateJob>,
     ) -> Result<(), Failure> {
-        let mut state = Self::new(parts, plan, place)?;
+        let mut state = Self::new(parts, arenas, plan, place)?;
         let begun = state.lend();
         // It takes long for much of it: while the first step computes.
-        let states = state.states.len();
-        state.staged = Staged::prepare(&*state.backend, staging, states, state.owned);
+        let states = state.states.elements();
+        state.staged = Staged::prepare(&*state.backend, staging, state.owned, &states);
         let ended = begun.and_then(|()| state.run(jobs));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
@@ -108,13 +109,15 @@ impl<B: Backend> OwnedState<B> {
 
     fn new(
         parts: Optimizer<'_, B>,
+        arenas: &Arc<StateArenas>,
         plan: Arc<TrainingPlan>,
         (worker, workers): (usize, usize),
     ) -> Result<Self, Failure> {
         progress::enter(Phase::PreparingDevice, 0);
         let Optimizer { backend, layout, state, lender, rule } = parts;
-        check_states(rule.rule.states())?;
-        let decays = decay_runs(layout);
+        let unit = rule.rule.unit();
+        check_states(rule.rule.states(), unit)?;
+        let runs = update_runs(layout, &update_terms(&rule.groups, layout)?, unit);
         let lanes = plan.batch.lane_schedule(workers)?;
         let mut kernels = vec![KernelGroup::Optimizer, KernelGroup::GradientSums];
         kernels.extend(lender.communicator.as_ref().map(|_| KernelGroup::TreeSum));
@@ -125,32 +128,23 @@ impl<B: Backend> OwnedState<B> {
         let holders = lender.holders();
         let held = plan.held::<B>(layout, holders, (worker, workers));
         let (buckets, owned) = owned_buckets(&plan, (worker, workers), holders, &held);
+        let is_cut = |run: &UpdateRun| buckets.iter().any(|it| run.is_cut_by(&it.part.range));
+        // A plan of elements may cut none among these workers, and would among others.
+        if unit == UpdateUnit::Tensor && (plan.unit != unit || runs.iter().any(is_cut)) {
+            return Err(GraphError::TensorsAreCut.into());
+        }
         let masters: Vec<_> = buckets.iter().map(|bucket| bucket.part.place()).collect();
         let parameters =
             Parameters::with_masters(&mut device, layout, held, &state.parameters, &masters)?;
         progress::moved();
-        let mut allocate = |elements| backend.allocate::<f32>(&mut stream, elements);
         let sums = match lender.communicator {
             Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
             None => Sums::Alone(None),
         };
-        let states = (0..rule.states()).map(|_| allocate(owned));
-        let mut states = states.collect::<Result<Vec<_>, _>>()?;
-        let arenas = state.states.as_deref().unwrap_or_default();
-        if state.states.is_some() && arenas.len() != states.len() {
-            let (expected, found) = (states.len(), arenas.len());
-            return Err(GraphError::InitialStates { expected, found }.into());
-        }
+        let device = (&*backend, &mut stream);
+        let states = OwnedStates::new(device, arenas, &buckets, state.states.as_deref())?;
         let chunks = buckets.iter().map(|bucket| bucket.part.chunks.len()).sum();
         let squares = backend.allocate(&mut stream, chunks)?;
-        for (buffer, arena) in states.iter_mut().zip(arenas) {
-            for OwnedBucket { part, .. } in &buckets {
-                let values = values(arena, &part.range)?;
-                let out = SliceMut::new(buffer, part.start, values.len())?;
-                backend.write(&mut stream, out, values)?;
-                progress::moved();
-            }
-        }
         Ok(Self {
             backend,
             stream,
@@ -162,7 +156,7 @@ impl<B: Backend> OwnedState<B> {
             lender,
             answers: Answers::default(),
             communication: CommunicationLedger::new(),
-            decays,
+            runs,
             buckets,
             parameters: Arc::new(parameters),
             is_lent: false,
@@ -339,14 +333,12 @@ impl<B: Backend> OwnedState<B> {
         if let Some(copied) = self.copied.take() {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
-        let Self { backend, stream, snapshots, rule, lender, decays, sums, states, .. } = self;
+        let Self { backend, stream, snapshots, rule, lender, runs, sums, states, .. } = self;
         let OwnedBucket { part, slots, gathered, beside, .. } = &self.buckets[bucket];
-        let OwnedPart { range, start, .. } = part;
+        let range = &part.range;
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-        let decays = decays.iter().filter_map(|(run, decay)| {
-            let run = run.start.max(range.start)..run.end.min(range.end);
-            (!run.is_empty()).then_some((run, *decay))
-        });
+        let runs = runs.iter().filter(|run| !run.terms.is_frozen());
+        let runs = runs.filter_map(|run| run.within(range));
         if !range.is_empty() {
             let (mean, at) = match sums {
                 Sums::Alone(sums) => (sums.as_ref(), slots.first().copied().unwrap_or(0)),
@@ -355,16 +347,16 @@ impl<B: Backend> OwnedState<B> {
             let mean = mean.ok_or(NO_SUMS)?;
             let mut device = Device { backend: &**backend, stream };
             parameters.update(&mut device, &part.place(), |device, mut masters| {
-                for (run, decay) in decays {
-                    let (first, elements) = (run.start - range.start, run.len());
-                    let states = states.iter_mut();
-                    let states = states.map(|state| SliceMut::new(state, start + first, elements));
+                for run in runs {
+                    let (first, elements) = (run.range.start - range.start, run.range.len());
                     let views = UpdateViews {
+                        tensor: run.tensor.as_ref().map(|(_, tensor)| tensor),
                         parameters: masters.reborrow().sub(first, elements)?,
-                        states: states.collect::<Result<_, _>>()?,
+                        states: states.of_run(bucket, range, &run)?,
                         gradient: Slice::new(mean, at + first, elements)?,
                     };
-                    rule.rule.update(device, views, rule.scalars(update, coefficient, decay))?;
+                    let scalars = rule.scalars(update, coefficient, run.terms);
+                    rule.rule.update(device, views, scalars)?;
                 }
                 Ok(())
             })?;
@@ -423,19 +415,26 @@ impl<B: Backend> OwnedState<B> {
         let owned = self.buckets.iter().map(|bucket| &bucket.part);
         let owned = owned.filter(|part| !part.range.is_empty());
         let owned = owned.map(|part| (part.place(), part.start));
-        self.staged.copy(&mut device, (&self.parameters, &mut self.room), owned, &self.states)?;
+        let masters = (&*self.parameters, &mut self.room);
+        self.staged.copy(&mut device, masters, owned, self.states.buffers())?;
         self.copied = Some(backend.record(stream)?);
         Ok(())
     }
 
     fn snapshot(&mut self, chunk: usize, part: StatePart) -> Result<Vec<f32>, Failure> {
         let range = self.plan.chunks.chunks()[chunk].range.clone();
-        let mut parts = self.buckets.iter().map(|bucket| &bucket.part);
-        let part_of = parts.find(|part| part.chunks.contains(&chunk));
-        let part_of = part_of.ok_or(GraphError::ForeignChunk { chunk })?;
+        let mut parts = self.buckets.iter().map(|bucket| &bucket.part).enumerate();
+        let part_of = parts.find(|(_, part)| part.chunks.contains(&chunk));
+        let (bucket, part_of) = part_of.ok_or(GraphError::ForeignChunk { chunk })?;
         let start = part_of.start + range.start - part_of.range.start;
-        let inside = start..start + range.len();
-        if let Some(values) = self.staged.values(&*self.backend, part, inside)? {
+        let inside = match part {
+            StatePart::Parameter => start..start + range.len(),
+            StatePart::State(state) => {
+                let of = (bucket, &part_of.range);
+                self.states.place(usize::from(state), of, &range).ok_or(NO_STATE)?
+            }
+        };
+        if let Some(values) = self.staged.values(&*self.backend, part, inside.clone())? {
             return Ok(values);
         }
         let _waiting = progress::during(Phase::WaitingForDevice);
@@ -448,9 +447,10 @@ impl<B: Backend> OwnedState<B> {
                 self.parameters.read(&mut device, &place, &mut values, &mut self.room)?;
                 return Ok(values);
             }
-            StatePart::State(state) => self.states.get(usize::from(state)).ok_or(NO_STATE)?,
+            StatePart::State(state) => {
+                self.states.slice(usize::from(state), &inside).ok_or(NO_STATE)??
+            }
         };
-        let from = Slice::new(from, start, range.len())?;
         Ok(device.backend.to_vec(device.stream, from)?)
     }
 }

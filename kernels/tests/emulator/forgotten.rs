@@ -1,0 +1,259 @@
+//! Kernels that have lost or changed a line: each test body must fail on them, or it proves nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+
+/// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.
+#[track_caller]
+fn assert_needs<P: Precision>(
+    source: &'static str,
+    from: &'static str,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) {
+    assert_warps_need(&[32, 64], source, from, body);
+}
+
+/// The same, of warps of these widths: others do without it.
+#[track_caller]
+fn assert_warps_need<P: Precision>(
+    warps: &[u32],
+    source: &'static str,
+    from: &'static str,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) {
+    assert_change_shows(warps, SourceChange { source, from, to: "" }, body);
+}
+
+/// Runs `body` on kernels that are changed, in warps of these widths, and asserts that it fails.
+#[track_caller]
+fn assert_change_shows<P: Precision>(
+    warps: &[u32],
+    change: SourceChange,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) {
+    let SourceChange { source, from, to } = change;
+    for &warp in warps {
+        let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
+        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
+        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
+        let Err(panic) = result else { panic!("{source}: no check saw \"{to}\" for {from}") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("found"), "failed for another reason: {message}");
+    }
+}
+
+/// What may begin before the kernel ahead of it has ended waits for that one in every thread; where one does not, the launch fails.
+#[test]
+fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
+    type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
+    let waits = "await_previous();";
+    let bodies: [(_, Body); 7] = [
+        ("attention_step.cu", bodies::attention_cached::steps_agree),
+        ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
+        ("embedding.cu", bodies::embedding::agrees),
+        ("layer_norm.cu", bodies::layer_norm::agrees),
+        ("ordered_product.cu", bodies::ordered_product::agrees),
+        ("rms_norm.cu", bodies::rms_norm::agrees),
+        ("scan_piece.cu", bodies::selective_scan_piece::pieces_agree),
+    ];
+    for (source, body) in bodies {
+        let change = SourceChange { source, from: waits, to: "" };
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
+        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
+        let Err(panic) = result else { panic!("{source}: no launch failed without {waits}") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("has not waited"), "failed for another reason: {message}");
+    }
+}
+
+/// Launchers and kernels count the shared memory of a block apart, for either width of a warp; where they differ, the launch is
+/// refused.
+#[test]
+fn a_launch_gives_the_shared_memory_that_its_kernel_counts() {
+    for (source, from) in [
+        ("scan_forward.cu", "SHARED_BYTES(scan_forward, sizeof(ForwardShared));"),
+        ("attention_forward.cu", "2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;"),
+    ] {
+        let to = match source {
+            "scan_forward.cu" => "SHARED_BYTES(scan_forward, sizeof(ForwardShared) + 16);",
+            _ => "2 * KEYS<P> * P * sizeof(activation) + 16;",
+        };
+        for warp in [32, 64] {
+            let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
+            let change = SourceChange { source, from, to };
+            let arm = Arm::new(source, Gpu::<_, Fp32>::new(emulator.with_change(change)));
+            let body = || match source {
+                "scan_forward.cu" => bodies::selective_scan::samples_are_independent(&arm),
+                _ => bodies::attention::agrees(&arm),
+            };
+            let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else {
+                panic!("{source}, warps of {warp}: another number of shared bytes was taken");
+            };
+            let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(message.contains("dynamic shared bytes of a block"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_barrier_fails_the_body() {
+    let barrier = "__syncthreads();";
+    let scan = bodies::selective_scan::samples_are_independent;
+    assert_needs::<Fp32>("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
+    assert_needs::<Fp32>("attention_forward.cu", barrier, bodies::attention_cached::agrees);
+    assert_needs::<Fp32>("attention_step.cu", barrier, bodies::attention_cached::steps_agree);
+    assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
+    assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
+    assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
+    assert_needs::<Fp32>("scan_piece.cu", barrier, bodies::selective_scan_piece::pieces_agree);
+    assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
+    assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
+    assert_needs::<Fp32>("draw.cu", barrier, bodies::draw::agrees);
+}
+
+#[test]
+fn a_forgotten_addition_fails_the_body() {
+    assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
+    let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
+    assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+    let onward = "tile -= tiles;";
+    assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
+}
+
+/// Parts of a grain are added to each other before they are added to the lane, each once.
+#[test]
+fn parts_that_are_added_otherwise_fail_the_body() {
+    use bodies::weight_gradient;
+    let anew = "            of_grain = filled<N>(0.0f);";
+    assert_needs::<Fp32>("gradient_sums.cu", anew, weight_gradient::agrees);
+    let change = SourceChange { source: "gradient_sums.cu", from: "--left == 0", to: "left != 0" };
+    assert_change_shows::<Bf16>(&[32], change, weight_gradient::parts_are_added_in_order);
+}
+
+#[test]
+fn a_forgotten_column_fails_the_body() {
+    let of_another_thread = " + half";
+    assert_needs::<Fp32>("likeliest.cu", of_another_thread, bodies::likeliest::agrees);
+}
+
+/// What is left of the line of weights, which of equal logits come first, and what few enough to be sorted are.
+#[test]
+fn a_draw_that_forgets_fails_the_body() {
+    for forgotten in [
+        "        before += shared.sums[THREADS - 1];",
+        " | ~column",
+        "limit == POSITIVE_ZERO ? NEGATIVE_ZERO : ",
+        "            narrower.above += shared.totals[last + 1];",
+        "weight < min_p ? 0.0 : ",
+    ] {
+        assert_needs::<Fp32>("draw.cu", forgotten, bodies::draw::agrees);
+    }
+}
+
+/// Segments are added in one order whichever kernel adds them, and each begins anew.
+#[test]
+fn segments_that_are_added_otherwise_fail_the_body() {
+    let rows_agree = bodies::ordered_product::rows_of_any_number_agree;
+    let of_few = "total += at[segment * RESULTS];";
+    let of_blocks = "total.at[j] += sum[i].at[j]";
+    let anew = "                sums[down][across] = zero_sums();";
+    assert_needs::<Bf16>("ordered_product.cu", of_few, rows_agree);
+    assert_needs::<Bf16>("ordered_product.cu", of_blocks, rows_agree);
+    assert_needs::<Bf16>("ordered_product.cu", anew, rows_agree);
+}
+
+/// The same, where groups of warps multiply together; and where warps have rings of their own, a block waits for all of them.
+#[test]
+fn products_of_groups_that_differ_fail_the_body() {
+    let changes = [
+        (
+            "#include \"ordered_groups.h\"",
+            "#define SEGMENT 256\n#include \"ordered_groups.h\"\n#undef SEGMENT",
+        ),
+        (
+            "#include \"ordered_staged.h\"",
+            "#define __syncthreads()\n#include \"ordered_staged.h\"\n#undef __syncthreads",
+        ),
+        ("total.at[j] += sum[i].at[j];", ";"),
+    ];
+    for (from, to) in changes {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+        let emulator = emulator.with_group_products().unwrap();
+        let change = SourceChange { source: "ordered_product.cu", from, to };
+        let arm = Arm::new("groups broken", Gpu::<_, Bf16>::new(emulator.with_change(change)));
+        let body = || bodies::ordered_product::rows_of_any_number_agree(&arm);
+        let result = catch_unwind(AssertUnwindSafe(body));
+        let Err(panic) = result else { panic!("no check saw \"{to}\" for {from}") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("found"), "failed for another reason: {message}");
+    }
+}
+
+/// Whether a master was rounded up is told by its remainder, and a NaN is not rounded as numbers are.
+#[test]
+fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
+    let carried = " - ((remainder & 0x8000u) << 1)";
+    for forgotten in [carried, " + 0x8000u", "is_nan ? (bits >> 16) | 0x40u : "] {
+        assert_needs::<Bf16>("optimizer.cu", forgotten, bodies::master::splitting_agrees);
+    }
+    assert_needs::<Bf16>("optimizer.cu", carried, bodies::master::adamw_agrees);
+}
+
+/// An update of Lion is as large whichever way it goes.
+#[test]
+fn a_lion_that_goes_by_more_than_the_sign_fails_the_body() {
+    for forgotten in ["direction > 0.0f ? 1.0f : ", "direction < 0.0f ? -1.0f : "] {
+        assert_needs::<Bf16>("optimizer.cu", forgotten, bodies::lion::agrees);
+    }
+}
+
+/// A run of a convolution ends with what the next one hands over.
+#[test]
+fn a_forgotten_gradient_of_the_next_run_fails_the_body() {
+    let handed = "handed.take(run, walk.gradients + BEFORE);";
+    assert_needs::<Fp32>("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
+}
+
+/// A thread of the backward scan copies for others what they read, and they wait for it.
+#[test]
+fn a_forgotten_copy_fails_the_body() {
+    let scan = bodies::selective_scan::samples_are_independent;
+    let copy =
+        "fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));";
+    let barrier = "__syncthreads();  // skip and bias are there, and all copies";
+    for forgotten in [copy, barrier] {
+        assert_warps_need::<Bf16>(&[32], "scan_backward.cu", forgotten, scan);
+    }
+}
+
+/// A turn of a scan goes on from what the one before has left.
+#[test]
+fn a_forgotten_turn_fails_the_body() {
+    let scan = bodies::selective_scan::samples_are_independent;
+    assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
+    let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
+    assert_needs::<Fp32>("scan_backward.cu", carried, scan);
+}
+
+/// A step adds what its groups of lanes and its chunks have, and leaves its key and its value.
+#[test]
+fn a_forgotten_part_of_a_step_fails_the_body() {
+    let steps = bodies::attention_cached::steps_agree;
+    let of_group = " total += sums[other][i];";
+    let of_chunk = "total = fmaf(factor, part[i], total);";
+    let entered = "arguments.keys[entry + i] = new_key[i];";
+    for forgotten in [of_group, of_chunk, entered, " * LOG2_E"] {
+        assert_needs::<Fp32>("attention_step.cu", forgotten, steps);
+    }
+}
+
+/// A piece goes on from the state that is there and leaves its own, and a step adds as a piece does.
+#[test]
+fn a_forgotten_state_fails_the_body() {
+    let pieces = bodies::selective_scan_piece::pieces_agree;
+    assert_needs::<Fp32>("scan_piece.cu", "    put4(state, h, wide);\n", pieces);
+    assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
+    assert_needs::<Fp32>("scan_piece.cu", "    y += shuffle_xor(y, 2);", pieces);
+}
