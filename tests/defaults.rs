@@ -86,6 +86,19 @@ const FAMILIES: [(&str, &[Key]); 3] = [
             ("model.window_size", &["1", "100000"]),
         ],
     ),
+    (
+        "llama-10m",
+        &[
+            ("model.d_model", &["2", "12", "250", "256", "1024", "2048"]),
+            ("model.n_heads", &["2", "128"]),
+            ("model.n_kv_heads", &["1", "4"]),
+            ("model.mlp_width", &["1", "700"]),
+            ("model.max_seq_len", &["17", "100000"]),
+            ("model.rope_theta", &["10000.0"]),
+            ("model.window_size", &["1", "100000"]),
+            ("model.qkv_bias", &["true", "false"]),
+        ],
+    ),
 ];
 
 /// What the config comes to that says nothing but what is required, and `written`.
