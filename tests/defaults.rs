@@ -50,7 +50,7 @@ const EVERYWHERE: &[Key] = &[
 ];
 
 /// The sizes of each family, over a preset.
-const FAMILIES: [(&str, &[Key]); 3] = [
+const FAMILIES: [(&str, &[Key]); 4] = [
     (
         "mamba-10m",
         &[

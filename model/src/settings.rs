@@ -55,18 +55,6 @@ pub struct ModelSettings {
     /// Attention: h, heads; with a preset and another `d_model`, heads about as wide as the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_heads: Option<usize>,
-    /// Llama: g, heads of keys and values, a divisor of `n_heads`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub n_kv_heads: Option<usize>,
-    /// Llama: f, the MLP's width; with a preset and another `d_model`, as many times that as the preset's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mlp_width: Option<usize>,
-    /// Llama: the base of rotary positions' angles, 500,000 where not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rope_theta: Option<f64>,
-    /// Llama: biases of queries, keys and values, as in Qwen2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub qkv_bias: Option<bool>,
     /// MPT, GPT-Neo and hybrids: the MLP's width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<usize>,
@@ -98,6 +86,18 @@ pub struct ModelSettings {
     /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_pattern: Option<BlockPattern>,
+    /// Llama: g, heads of keys and values, a divisor of `n_heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Llama: f, the MLP's width; with a preset and another `d_model`, as many times that as the preset's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_width: Option<usize>,
+    /// Llama: the base of rotary positions' angles, 500,000 where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// Llama: biases of queries, keys and values, as in Qwen2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qkv_bias: Option<bool>,
     /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
