@@ -93,7 +93,11 @@ fn case_of<T: Number>(seed: usize, shape: AttentionShape) -> AttentionCase {
     let shared = shape.sequences().rows() * shape.key_value_width();
     case.k.truncate(shared);
     case.v.truncate(shared);
-    if seed % 2 == 0 { case.with_slopes(shape) } else { case.with_documents(inputs, shape, 20) }
+    if seed.is_multiple_of(2) {
+        case.with_slopes(shape)
+    } else {
+        case.with_documents(inputs, shape, 20)
+    }
 }
 
 /// Forward and backward; every head of queries leaves its own part of the gradients of keys and values.
