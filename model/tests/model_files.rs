@@ -335,10 +335,10 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 4] {
     };
     let llama = LlamaConfig {
         n_kv_heads: 2,
-        mlp_width: 29,
+        mlp_width: 21,
         rope_theta: 50.0,
         special_tokens,
-        ..LlamaConfig::new(103, 24, 2, 4)
+        ..LlamaConfig::new(103, 16, 1, 4)
     };
     let configs: [(_, ModelConfig); 4] = [
         ("written_by_tidemill", mamba.into()),
