@@ -50,7 +50,7 @@ const EVERYWHERE: &[Key] = &[
 ];
 
 /// The sizes of each family, over a preset.
-const FAMILIES: [(&str, &[Key]); 3] = [
+const FAMILIES: [(&str, &[Key]); 4] = [
     (
         "mamba-10m",
         &[
@@ -84,6 +84,19 @@ const FAMILIES: [(&str, &[Key]); 3] = [
             ("model.expansion", &["1", "7"]),
             ("model.max_seq_len", &["17", "100000"]),
             ("model.window_size", &["1", "100000"]),
+        ],
+    ),
+    (
+        "llama-10m",
+        &[
+            ("model.d_model", &["2", "12", "250", "256", "1024", "2048"]),
+            ("model.n_heads", &["2", "128"]),
+            ("model.n_kv_heads", &["1", "4"]),
+            ("model.mlp_width", &["1", "700"]),
+            ("model.max_seq_len", &["17", "100000"]),
+            ("model.rope_theta", &["10000.0"]),
+            ("model.window_size", &["1", "100000"]),
+            ("model.qkv_bias", &["true", "false"]),
         ],
     ),
 ];

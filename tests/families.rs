@@ -8,7 +8,7 @@ use crate::support::workbench::{causes, config};
 use crate::support::{Job, Outcome, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
-pub const MODELS: [(&str, &str); 4] = [
+pub const MODELS: [(&str, &str); 5] = [
     (
         "mpt",
         "kind = \"mpt\"\nd_model = 18\nn_layers = 2\nn_heads = 3\nexpansion = 3\nmax_seq_len = 64\nalibi = true\n\
@@ -22,6 +22,10 @@ pub const MODELS: [(&str, &str); 4] = [
     (
         "gpt-neo",
         "kind = \"gpt_neo\"\nd_model = 12\nn_layers = 3\nn_heads = 2\nexpansion = 4\nmax_seq_len = 20\nwindow_size = 5",
+    ),
+    (
+        "llama",
+        "kind = \"llama\"\nd_model = 24\nn_layers = 2\nn_heads = 6\nn_kv_heads = 2\nmlp_width = 33\nrope_theta = 100\nqkv_bias = true",
     ),
     (
         "hybrid",

@@ -31,6 +31,11 @@ struct AttentionInputs {
     u32 tiles;   // of ROWS rows in a sample
     float scale;
     u32 wide;  // whether rows are loaded 16 bytes at a time
+    u32 group;  // heads of queries that share one of keys and values
+    u32 unused;
+
+    // The head of keys and values that a head of queries reads.
+    __device__ __forceinline__ u32 shared_head(u32 head) const { return head / group; }
 };
 
 // The rows of keys or values that are in shared memory at once.

@@ -150,6 +150,7 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
     SHARED(activation, memory);
     const BlockPlace block(inputs, true);
     const u32 width = inputs.width, first_column = block.head * width;
+    const u32 shared_column = inputs.shared_head(block.head) * width;
     const bool wide = inputs.wide != 0;
     const u32 block_first = block.tile * ROWS;
     const u32 warp_first = block_first + threadIdx.x / WARP * TILE;
@@ -160,8 +161,8 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                        inputs.q_stride};
     OwnRows<P> dout{arguments.dout + sample_row * arguments.dout_stride + first_column,
                           own_memory + OwnRows<P>::ELEMENTS, arguments.dout_stride};
-    const activation* const k = inputs.k + block.sample * inputs.k_sample + first_column;
-    const activation* const v = inputs.v + block.sample * inputs.v_sample + first_column;
+    const activation* const k = inputs.k + block.sample * inputs.k_sample + shared_column;
+    const activation* const v = inputs.v + block.sample * inputs.v_sample + shared_column;
 
     const CommonSight warp_sight = common_sight(inputs, block.sample, 0, warp_first, TILE);
     const CommonSight block_sight = common_sight(inputs, block.sample, 0, block_first, ROWS);
@@ -328,15 +329,16 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     SHARED(activation, memory);
     const BlockPlace block(inputs, false);
     const u32 width = inputs.width, first_column = block.head * width;
+    const u32 shared_column = inputs.shared_head(block.head) * width;
     const bool wide = inputs.wide != 0;
     const u32 block_first = block.tile * ROWS, block_last = block_first + ROWS - 1;
     const u32 warp_first = block_first + threadIdx.x / WARP * TILE, warp_last = warp_first + TILE - 1;
     const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
 
     activation* const own_memory = memory + STAGES * STAGE;
-    OwnRows<P> k{inputs.k + block.sample * inputs.k_sample + first_column, own_memory,
+    OwnRows<P> k{inputs.k + block.sample * inputs.k_sample + shared_column, own_memory,
                        inputs.k_stride};
-    OwnRows<P> v{inputs.v + block.sample * inputs.v_sample + first_column,
+    OwnRows<P> v{inputs.v + block.sample * inputs.v_sample + shared_column,
                        own_memory + OwnRows<P>::ELEMENTS, inputs.v_stride};
     const activation* const q = inputs.q + sample_row * inputs.q_stride + first_column;
     const activation* const dout =

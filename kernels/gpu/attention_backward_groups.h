@@ -38,7 +38,6 @@ struct Arguments {
     u32 pairs;    // all heads of samples
     u32 by_engine;
     u32 wide_gradients;  // whether rows of gradients are stored 16 bytes at a time
-    u32 unused[2];
 };
 
 // KEY_ROWS keys of a head.

@@ -47,10 +47,10 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         };
         // ROWS rows of the item's head, from `first` on, and what else the gate is to wait for.
         const auto bring_rows = [&](auto rows, activation* to, const TileMap& map, const activation* from, u64 stride,
-                                    Gate& full, u32 first, u32 further_bytes) {
+                                    Gate& full, u32 head, u32 first, u32 further_bytes) {
             constexpr u32 ROWS_BROUGHT = decltype(rows)::COUNT;
             if (!by_engine) {
-                copy_rows<P, ROWS_BROUGHT, WARP>(to, from + formed_anew(item.head) * inputs.width, stride, first, inputs.positions, inputs, false);
+                copy_rows<P, ROWS_BROUGHT, WARP>(to, from + formed_anew(head) * inputs.width, stride, first, inputs.positions, inputs, false);
                 warp_barrier();
                 if (one) arrive_expecting(full, further_bytes);
                 return;
@@ -60,7 +60,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll
             for (u32 panel = 0; panel < M::PANELS; panel++) {
                 copy_tile(Panel(to + panel * ROWS_BROUGHT * PANEL_COLUMNS), map, full, panel * PANEL_COLUMNS, first,
-                          item.head, item.sample);
+                          head, item.sample);
             }
         };
         const Walk<P> walk(arguments, item);
@@ -77,7 +77,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             if (one) state.steps[turn.stage] = step;
             constexpr u32 BYTES = QUERIES * sizeof(float);
             bring_rows(Rows<QUERIES>(), memory.queries(turn.stage), arguments.q_map,
-                       inputs.q + sample_row() * inputs.q_stride, inputs.q_stride, full, tile * QUERIES,
+                       inputs.q + sample_row() * inputs.q_stride, inputs.q_stride, full, item.head, tile * QUERIES,
                        BYTES);
             if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at(tile), BYTES, full);
         };
@@ -87,7 +87,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             wait_together(state.douts_empty[turn.stage], turn.parity ^ 1);
             constexpr u32 BYTES = QUERIES * sizeof(float);
             bring_rows(Rows<QUERIES>(), memory.douts(turn.stage), arguments.dout_map,
-                       arguments.dout + sample_row() * arguments.dout_stride, arguments.dout_stride, full, tile * QUERIES,
+                       arguments.dout + sample_row() * arguments.dout_stride, arguments.dout_stride, full, item.head, tile * QUERIES,
                        BYTES);
             if (one) copy_bytes(state.deltas[turn.stage], arguments.deltas + sums_at(tile), BYTES, full);
         };
@@ -101,13 +101,13 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
                 wait_together(state.keys_empty, round % 2 ^ 1);
                 if (one) state.item = item;
                 bring_rows(Rows<KEY_ROWS>(), memory.keys(), arguments.k_map, inputs.k + item.sample * inputs.k_sample,
-                           inputs.k_stride, state.keys_full, item.first_key, 0);
+                           inputs.k_stride, state.keys_full, inputs.shared_head(item.head), item.first_key, 0);
             }
             bring_douts();
             if (is_first) {
                 wait_together(state.values_empty, round % 2 ^ 1);
                 bring_rows(Rows<KEY_ROWS>(), memory.values(), arguments.v_map, inputs.v + item.sample * inputs.v_sample,
-                           inputs.v_stride, state.values_full, item.first_key, 0);
+                           inputs.v_stride, state.values_full, inputs.shared_head(item.head), item.first_key, 0);
             }
             is_first = false;
             count++;

@@ -159,6 +159,7 @@ DEVICE void forward(const AttentionForward& arguments) {
     const BlockPlace block(inputs, true);
     const u32 past = inputs.past ? inputs.past[block.sample] : 0;
     const u32 width = inputs.width, first_column = block.head * width;
+    const u32 shared_column = inputs.shared_head(block.head) * width;
     const bool wide = inputs.wide != 0;
 
     // Rows past the last are not stored.
@@ -178,8 +179,8 @@ DEVICE void forward(const AttentionForward& arguments) {
         const u32 query = min(warp_first + tile_row(slot), inputs.positions - 1);
         q_rows[slot] = inputs.q + (sample_row + query) * inputs.q_stride + first_column;
     }
-    const activation* const k = inputs.k + block.sample * inputs.k_sample + first_column;
-    const activation* const v = inputs.v + block.sample * inputs.v_sample + first_column;
+    const activation* const k = inputs.k + block.sample * inputs.k_sample + shared_column;
+    const activation* const v = inputs.v + block.sample * inputs.v_sample + shared_column;
     Factor held_queries[QUERIES == Own::IN_REGISTERS ? STEPS : 1];
     if constexpr (QUERIES == Own::IN_REGISTERS) {
 #pragma unroll

@@ -36,7 +36,7 @@ DEVICE u32 bias_origin(u32 position) { return position / GROUP_ROWS * GROUP_ROWS
 template <u32 P>
 DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, activation* staged) {
     const u32 past = inputs.past ? inputs.past[rows.sample] : 0;
-    const activation* const v = inputs.v + rows.sample * inputs.v_sample + rows.head * inputs.width;
+    const activation* const v = inputs.v + rows.sample * inputs.v_sample + inputs.shared_head(rows.head) * inputs.width;
 #pragma unroll 1
     for (u32 row = 0; row < TILE; row++) {
         const u32 query = rows.first_of_warp() + row;

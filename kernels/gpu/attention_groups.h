@@ -21,7 +21,7 @@ struct Arguments {
     u32 section;                  // heads of samples whose keys and values are read together
     u32 pairs;                    // all heads of samples
     u32 by_engine;                // whether the copy engine brings tiles
-    u32 unused[5];
+    u32 unused[3];
 };
 
 // ROWS queries of a head, and the keys that they see together.

@@ -86,7 +86,7 @@ DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll
             for (u32 panel = 0; panel < M::PANELS; panel++) {
                 copy_tile(Panel(to + panel * KEYS * PANEL_COLUMNS), map, full, panel * PANEL_COLUMNS,
-                          first, item.head, item.sample);
+                          first, arguments.attention.inputs.shared_head(item.head), item.sample);
             }
         };
         // The next item is taken a few tiles before it is needed, but not before every place of the rings is in use: the wait for a free
@@ -141,6 +141,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
         meet(COPYING, GROUP_THREADS);
         if (warp != 0 && one) arrive(state.queries_empty);
         const u32 column = item.head * inputs.width;
+        const u32 shared_column = inputs.shared_head(item.head) * inputs.width;
         if (item.end != 0) {
             const activation* const q =
                 inputs.q + static_cast<u64>(item.sample) * inputs.positions * inputs.q_stride + column;
@@ -155,7 +156,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
             if (first < item.end) {
                 const Turn<M::STAGES> turn(count);
                 wait_for(state.keys_empty[turn.stage], turn.parity ^ 1);
-                copy_rows<P, KEYS>(memory.keys(turn.stage), inputs.k + item.sample * inputs.k_sample + column,
+                copy_rows<P, KEYS>(memory.keys(turn.stage), inputs.k + item.sample * inputs.k_sample + shared_column,
                                    inputs.k_stride, first, inputs.keys, inputs, false);
                 meet(COPYING, GROUP_THREADS);
                 if (threadIdx.x == 0) arrive(state.keys_full[turn.stage]);
@@ -164,7 +165,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                 const Turn<M::STAGES> turn(count - 1);
                 wait_for(state.values_empty[turn.stage], turn.parity ^ 1);
                 const bool found =
-                    copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + column,
+                    copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + shared_column,
                                        inputs.v_stride, first - KEYS, inputs.keys, inputs,
                                        !item.is_seen_by_all(first - KEYS));
                 if (found) state.cleared[turn.stage] = count;

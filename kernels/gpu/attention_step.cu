@@ -19,9 +19,9 @@ constexpr u32 COLUMNS = 8;    // of a lane
 
 struct AttentionStep {
     float* parts;         // [b, h, chunks, p + 2]: sums of values, then the sum of weights and the greatest score
-    activation* keys;     // [b, capacity, h p]; the new one enters
+    activation* keys;     // [b, capacity, g p]; the new one enters
     activation* values;   // the same
-    const activation* q;  // [b, h p], as k and v
+    const activation* q;  // [b, h p]; k and v [b, g p]
     const activation* k;
     const activation* v;
     const float* slopes;  // [h], or null
@@ -36,7 +36,7 @@ struct AttentionStep {
     u32 chunks;  // of a head, as many as any query can see
     float scale;
     u32 wide;  // whether rows are loaded 16 bytes at a time
-    u32 unused;
+    u32 group;  // heads of queries that share one of keys and values
 };
 
 struct AttentionStepSums {
@@ -122,12 +122,13 @@ DEVICE void attend(const AttentionStep& arguments) {
 
     const bool wide = arguments.wide != 0;
     const u32 column = lane * COLUMNS, head_column = head * width;
-    const u64 stride = static_cast<u64>(arguments.heads) * width;
-    const u64 sample_start = sample * arguments.capacity * stride + head_column;
+    const u32 shared_column = head / arguments.group * width;
+    const u64 stride = static_cast<u64>(arguments.heads / arguments.group) * width;
+    const u64 sample_start = sample * arguments.capacity * stride + shared_column;
     const activation* const keys = arguments.keys + sample_start;
     const activation* const values = arguments.values + sample_start;
-    const activation* const new_key = arguments.k + sample * arguments.k_stride + head_column;
-    const activation* const new_value = arguments.v + sample * arguments.v_stride + head_column;
+    const activation* const new_key = arguments.k + sample * arguments.k_stride + shared_column;
+    const activation* const new_value = arguments.v + sample * arguments.v_stride + shared_column;
     // The group's key i, and whether it is seen.
     auto key_of = [&](u32 i) { return first + i * GROUPS + group; };
     auto is_seen = [&](u32 key) { return key >= sight.begin && key < sight.end; };
@@ -208,7 +209,8 @@ DEVICE void attend(const AttentionStep& arguments) {
         part[width] = total;
         part[width + 1] = greatest;
     }
-    if (past < first || past >= first + CHUNK) return;
+    // Of the heads that share them, the first brings the new key and value.
+    if (past < first || past >= first + CHUNK || head % arguments.group != 0) return;
     const u64 entry = sample_start + past * stride;
     for (u32 i = thread; i < width; i += THREADS) {
         arguments.keys[entry + i] = new_key[i];

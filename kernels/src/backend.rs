@@ -31,8 +31,8 @@ mod selective_scan;
 
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
-    LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients,
-    ScanInputs, TermValues, TreeSum, TreeTerm,
+    LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, RotaryInputs,
+    ScanGradients, ScanInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -299,6 +299,24 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         bias: Option<Slice<'_, Self, f32>>,
         grains: GrainRows,
         gelu: Gelu,
+    ) -> Result<()>;
+
+    /// `out[rows, n] = silu(gate) up` of `x[rows, 2 n] = [gate | up]`, silu(g) being `g / (1 + e^-g)`: the gate of SwiGLU (Shazeer, 2020).
+    fn gated_silu_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+    ) -> Result<()>;
+
+    /// `gradient[rows, 2 n]`, whose columns from n on hold the gradient of [`gated_silu_forward`](Self::gated_silu_forward)'s output,
+    /// becomes that of x; and, of the same pass, `out[rows, n]` with the bits of forward.
+    fn gated_silu_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        gradient: MatrixMut<'_, Self, Self::Activation>,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
     ) -> Result<()>;
 
     /// `out[rows, n] += bias[n]`

@@ -45,7 +45,7 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 18] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 20] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
@@ -56,6 +56,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 18] {
         ("rms_norm", rows::rms_norm),
         ("layer_norm", rows::layer_norm),
         ("gelu", rows::gelu),
+        ("gated_silu", rows::gated_silu),
         ("bias and clamp", rows::bias_and_clamp),
         ("cross_entropy", rows::cross_entropy),
         ("sums of gradients", parameters::sums),
@@ -65,11 +66,12 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 18] {
         ("causal_conv1d", sequences::causal_conv1d),
         ("selective_scan", sequences::selective_scan),
         ("attention", attention::attention),
+        ("rotary", attention::rotary),
     ]
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 21] = [
+const KERNELS: [KernelGroup; 23] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -79,6 +81,8 @@ const KERNELS: [KernelGroup; 21] = [
     KernelGroup::Likeliest,
     KernelGroup::Draw,
     KernelGroup::Gelu,
+    KernelGroup::GatedSilu,
+    KernelGroup::Rotary,
     KernelGroup::CausalConv1d,
     KernelGroup::SelectiveScan { channels: 64, states: 16 },
     KernelGroup::SelectiveScan { channels: 1, states: 1 },

@@ -8,11 +8,11 @@
 //! |---|---|
 //! | matrix products | `matmul`, `weight_gradient` |
 //! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_piece` |
-//! | attention | `attention` |
+//! | attention, rotary positions | `attention`, `rotary` |
 //! | causal convolution | `conv`, `conv_backward`, `conv_piece` |
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
-//! | biases, clamps, GELU | `row_map`, `bias`, `gelu` |
+//! | biases, clamps, GELU, the gate of SwiGLU | `row_map`, `bias`, `gelu`, `gated_silu` |
 //! | sums of gradients, AdamW, Lion | `elementwise`, `optimizer`, `lion` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
@@ -33,6 +33,7 @@ mod draw;
 mod elementwise;
 mod embedding;
 mod exponential;
+mod gated_silu;
 mod gelu;
 mod layer_norm;
 mod likeliest;
@@ -41,6 +42,7 @@ mod master;
 mod matmul;
 mod norm;
 mod optimizer;
+mod rotary;
 mod row_map;
 mod rows;
 mod scan;

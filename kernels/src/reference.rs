@@ -13,6 +13,7 @@ pub mod causal_conv1d;
 pub mod cross_entropy;
 pub mod draw;
 pub mod embedding;
+pub mod gated_silu;
 pub mod gelu;
 pub mod gradient_sums;
 pub mod layer_norm;
@@ -20,6 +21,7 @@ pub mod master;
 pub mod matmul;
 pub mod optimizer;
 pub mod rms_norm;
+pub mod rotary;
 pub mod selective_scan;
 
 #[cfg(test)]

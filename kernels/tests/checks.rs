@@ -38,6 +38,21 @@ fn kernels_that_are_wrong_are_named() {
     let breaks = [
         ("gelu.cu", "fmaf(x * x, CUBIC, LINEAR)", "fmaf(x * x, LINEAR, CUBIC)", "gelu"),
         ("gelu.cu", "sum.at[j] += gradients.at[j]", "sum.at[j] += douts[i].at[j]", "gelu"),
+        (
+            "gated_silu.cu",
+            "fmaf(gate, 1.0f - share, 1.0f)",
+            "fmaf(gate, share, 1.0f)",
+            "gated_silu",
+        ),
+        ("rotary.cu", "back.sine = -back.sine;", "", "rotary"),
+        ("rotary.cu", "min(position, arguments.starts[row])", "0", "rotary"),
+        ("rotary.cu", "+ head * group) * width", "+ head) * width", "rotary"),
+        (
+            "attention_forward.cu",
+            "inputs.shared_head(block.head)",
+            "(block.head % (inputs.heads / inputs.group))",
+            "attention",
+        ),
         ("gradient_sums.cu", "sums[j] += value * value;", "sums[j] += value;", "sums of gradients"),
         (
             "causal_conv1d.cu",

@@ -30,6 +30,7 @@ use crate::hugging_face::keys::Keys;
 use crate::hugging_face::{CONFIG_FILE, read_json};
 use crate::hybrid::HybridConfig;
 use crate::language_model::LanguageModel;
+use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mpt::{MptConfig, MptPositions};
 use crate::settings::ModelKind;
@@ -91,6 +92,8 @@ pub enum ModelConfig {
     Mpt(MptConfig),
     /// Of GPT-Neo.
     GptNeo(GptNeoConfig),
+    /// Of Llama, Mistral or Qwen2.
+    Llama(LlamaConfig),
     /// Of a hybrid of Mamba and attention blocks.
     Hybrid(HybridConfig),
 }
@@ -116,6 +119,7 @@ impl ModelConfig {
         match value.get("model_type").and_then(Value::as_str) {
             Some("mpt") => MptConfig::parse(path, value).map(Self::Mpt),
             Some("gpt_neo") => GptNeoConfig::parse(path, value).map(Self::GptNeo),
+            Some("llama" | "mistral" | "qwen2") => LlamaConfig::parse(path, value).map(Self::Llama),
             Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
             Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
             // The original form of Mamba names none.
@@ -123,7 +127,8 @@ impl ModelConfig {
                 MambaConfig::parse(path, value).map(Self::Mamba)
             }
             _ => {
-                let expected = "\"mamba\", \"mpt\", \"gpt_neo\" or \"tidemill_hybrid\"";
+                let expected = "\"mamba\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" \
+                                or \"tidemill_hybrid\"";
                 Err(keys.wrong("model_type", expected))
             }
         }
@@ -135,6 +140,7 @@ impl ModelConfig {
             Self::Mamba(_) => ModelKind::Mamba,
             Self::Mpt(_) => ModelKind::Mpt,
             Self::GptNeo(_) => ModelKind::GptNeo,
+            Self::Llama(_) => ModelKind::Llama,
             Self::Hybrid(_) => ModelKind::Hybrid,
         }
     }
@@ -146,7 +152,7 @@ impl ModelConfig {
                 Some(config.max_seq_len)
             }
             Self::GptNeo(config) => Some(config.max_seq_len),
-            Self::Mamba(_) | Self::Mpt(_) | Self::Hybrid(_) => None,
+            Self::Mamba(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => None,
         }
     }
 
@@ -157,7 +163,7 @@ impl ModelConfig {
                 &mut config.max_seq_len
             }
             Self::GptNeo(config) => &mut config.max_seq_len,
-            Self::Mamba(_) | Self::Mpt(_) | Self::Hybrid(_) => return,
+            Self::Mamba(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => return,
         };
         *max_seq_len = positions.max(*max_seq_len);
     }
@@ -171,6 +177,7 @@ impl ModelConfig {
             Self::Mamba(config) => config.check(),
             Self::Mpt(config) => config.check(),
             Self::GptNeo(config) => config.check(),
+            Self::Llama(config) => config.check(),
             Self::Hybrid(config) => config.check(),
         }
     }
@@ -180,6 +187,7 @@ impl ModelConfig {
             Self::Mamba(config) => config,
             Self::Mpt(config) => config,
             Self::GptNeo(config) => config,
+            Self::Llama(config) => config,
             Self::Hybrid(config) => config,
         }
     }
@@ -191,6 +199,7 @@ impl Family for ModelConfig {
             Self::Mamba(config) => config.build(),
             Self::Mpt(config) => config.build(),
             Self::GptNeo(config) => config.build(),
+            Self::Llama(config) => config.build(),
             Self::Hybrid(config) => config.build(),
         }
     }
@@ -216,6 +225,7 @@ impl Family for ModelConfig {
             Self::Mamba(config) => config.special_tokens_mut(),
             Self::Mpt(config) => config.special_tokens_mut(),
             Self::GptNeo(config) => config.special_tokens_mut(),
+            Self::Llama(config) => config.special_tokens_mut(),
             Self::Hybrid(config) => config.special_tokens_mut(),
         }
     }
@@ -236,6 +246,12 @@ impl From<MptConfig> for ModelConfig {
 impl From<GptNeoConfig> for ModelConfig {
     fn from(config: GptNeoConfig) -> Self {
         Self::GptNeo(config)
+    }
+}
+
+impl From<LlamaConfig> for ModelConfig {
+    fn from(config: LlamaConfig) -> Self {
+        Self::Llama(config)
     }
 }
 
@@ -298,15 +314,15 @@ pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
 }
 
 /// As many heads of `d_model` columns as make them as wide as those of a model of `like` columns and heads,
-/// or nearly so; the same number of heads where that works.
-pub(crate) fn heads_like(like: (usize, usize), d_model: usize) -> usize {
+/// or nearly so, each a multiple of `multiple` columns; the same number of heads where that works.
+pub(crate) fn heads_like(like: (usize, usize), d_model: usize, multiple: usize) -> usize {
     let (like_d_model, like_heads) = like;
-    if head_width(d_model, like_heads).is_ok() {
+    if head_width(d_model, like_heads).is_ok_and(|width| width.is_multiple_of(multiple)) {
         return like_heads;
     }
     let width = like_d_model / like_heads.max(1);
     let widths = (1..=tidemill_kernels::shape::MOST_HEAD_WIDTH.min(d_model))
-        .filter(|width| d_model.is_multiple_of(*width));
+        .filter(|width| d_model.is_multiple_of(*width) && width.is_multiple_of(multiple));
     let nearest = widths.min_by_key(|candidate| candidate.abs_diff(width));
     nearest.map_or(like_heads, |width| d_model / width)
 }

@@ -17,7 +17,7 @@ use crate::language_model::{LanguageModel, NewPositions, Stem};
 use crate::linear::{Linear, NewLinear};
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, ParameterList};
-use crate::transformer::{Attention, TransformerBlock};
+use crate::transformer::{Activation, Attention, Mlp, TransformerBlock};
 
 /// The standard deviation of initial values.
 const STANDARD_DEVIATION: f64 = 0.02;
@@ -89,6 +89,7 @@ fn add_block(
         attention: Attention {
             heads: config.n_heads,
             head_width,
+            rotary: None,
             scale: 1.0,
             window,
             slopes: None,
@@ -97,8 +98,10 @@ fn add_block(
         query_key_norms: None,
         out_proj: Linear::add(parameters, out_proj),
         norm_2: Norm::add(parameters, norm(name("ln_2"), config)),
-        up_proj: Linear::add(parameters, map(name("mlp.c_fc"), d, f, Bias::Present)),
-        gelu: Gelu::Tanh,
-        down_proj: Linear::add(parameters, map(name("mlp.c_proj"), f, d, Bias::Present)),
+        mlp: Mlp {
+            up_proj: Linear::add(parameters, map(name("mlp.c_fc"), d, f, Bias::Present)),
+            activation: Activation::Gelu(Gelu::Tanh),
+            down_proj: Linear::add(parameters, map(name("mlp.c_proj"), f, d, Bias::Present)),
+        },
     }
 }

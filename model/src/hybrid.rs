@@ -17,7 +17,7 @@ use crate::linear::{Linear, NewLinear};
 use crate::mamba::{self, MambaBlock};
 use crate::norm::Norm;
 use crate::parameter_list::{Bias, ParameterList};
-use crate::transformer::{Attention, TransformerBlock};
+use crate::transformer::{Activation, Attention, Mlp, TransformerBlock};
 
 /// The standard deviation of initial values of attention blocks.
 const STANDARD_DEVIATION: f64 = 0.02;
@@ -76,6 +76,7 @@ fn add_attention(
         attention: Attention {
             heads: config.n_heads,
             head_width,
+            rotary: None,
             scale: (head_width as f64).sqrt().recip() as f32,
             window: None,
             slopes: None,
@@ -84,8 +85,10 @@ fn add_attention(
         query_key_norms: None,
         out_proj: Linear::add(parameters, map("attn.out_proj", d, d, residual)),
         norm_2: Norm::add(parameters, norm("norm_2")),
-        up_proj: Linear::add(parameters, map("ffn.up_proj", d, f, 1.0)),
-        gelu: Gelu::Erf,
-        down_proj: Linear::add(parameters, map("ffn.down_proj", f, d, residual)),
+        mlp: Mlp {
+            up_proj: Linear::add(parameters, map("ffn.up_proj", d, f, 1.0)),
+            activation: Activation::Gelu(Gelu::Erf),
+            down_proj: Linear::add(parameters, map("ffn.down_proj", f, d, residual)),
+        },
     }
 }

@@ -6,7 +6,7 @@
 //!   block as a [`lease`] of a [`parameter_source`]; [`parameters`] are what of them is on a device.
 //! - [`language_model`] is what families share: an embedding, a list of [`block`](mod@block)s, a [`head`], losses grain by
 //!   grain. A kind of block is a folder, [`mamba`](mod@mamba) or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
-//!   blocks: [`mamba`](mod@mamba), [`mpt`], [`gpt_neo`], [`hybrid`]; a [`blueprint`] is a model of one before it is on a backend.
+//!   blocks: [`mamba`](mod@mamba), [`mpt`], [`gpt_neo`], [`llama`], [`hybrid`]; a [`blueprint`] is a model of one before it is on a backend.
 //! - [`settings`] and [`preset`] say what the `[model]` table of a run means; [`optimizer`] and [`schedule`] are the
 //!   tables of the same names.
 //! - [`hugging_face`] reads and writes models as transformers does; [`generation`] and [`score`] use them.
@@ -29,6 +29,7 @@ pub mod language_model;
 pub mod layout;
 pub mod lease;
 pub mod linear;
+pub mod llama;
 pub mod mamba;
 pub mod mpt;
 pub mod norm;
@@ -53,6 +54,7 @@ pub use hybrid::HybridConfig;
 pub use language_model::{LanguageModel, Recompute};
 pub use layout::{Decay, Layout, Passes, Reading, Segment, Tensor, Use};
 pub use lease::{Lease, PackedTensor, Packing};
+pub use llama::LlamaConfig;
 pub use mamba::MambaConfig;
 pub use mpt::MptConfig;
 pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};

@@ -16,7 +16,9 @@ use crate::language_model::{LanguageModel, NewPositions, Stem};
 use crate::linear::{Linear, NewLinear};
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, ParameterList};
-use crate::transformer::{Attention, QueryKeyNorms, TransformerBlock, alibi_slopes};
+use crate::transformer::{
+    Activation, Attention, Mlp, QueryKeyNorms, TransformerBlock, alibi_slopes,
+};
 
 impl Family for MptConfig {
     fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
@@ -91,6 +93,7 @@ fn add_block(
         attention: Attention {
             heads: config.n_heads,
             head_width,
+            rotary: None,
             scale: scale as f32,
             window: None,
             slopes,
@@ -99,9 +102,11 @@ fn add_block(
         query_key_norms,
         out_proj: Linear::add(parameters, map(name("attn.out_proj"), d, d, residual)),
         norm_2: Norm::add(parameters, norm(name("norm_2"), config)),
-        up_proj: Linear::add(parameters, map(name("ffn.up_proj"), d, f, 1.0)),
-        gelu: Gelu::Erf,
-        down_proj: Linear::add(parameters, map(name("ffn.down_proj"), f, d, residual)),
+        mlp: Mlp {
+            up_proj: Linear::add(parameters, map(name("ffn.up_proj"), d, f, 1.0)),
+            activation: Activation::Gelu(Gelu::Erf),
+            down_proj: Linear::add(parameters, map(name("ffn.down_proj"), f, d, residual)),
+        },
     }
 }
 

@@ -1,12 +1,14 @@
 //! Models that have a name.
 //!
 //! Sizes of the Mamba family are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
-//! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's.
-//! `mamba-10m` and `mpt-10m` are this project's own, for benchmarks.
+//! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's;
+//! `llama-1b` is Llama 3.2's, with its positions before they are stretched. `mamba-10m`, `mpt-10m` and `llama-10m` are this project's own, for
+//! benchmarks.
 
 use crate::error::{ModelError, Result};
 use crate::family::ModelConfig;
 use crate::gpt_neo::GptNeoConfig;
+use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mpt::MptConfig;
 
@@ -14,6 +16,8 @@ use crate::mpt::MptConfig;
 const GPT_NEOX_VOCABULARY: usize = 50_280;
 /// The same, padded as LLM Foundry does.
 const MPT_VOCABULARY: usize = 50_368;
+/// The vocabulary of Llama 3's tokenizer.
+const LLAMA_3_VOCABULARY: usize = 128_256;
 /// The vocabulary of GPT-2's tokenizer.
 const GPT_2_VOCABULARY: usize = 50_257;
 
@@ -32,9 +36,11 @@ enum Sizes {
     GptNeo(usize, usize, usize),
     /// This project's own.
     Mpt10m,
+    /// v, d, blocks, heads of queries, heads of keys and values, f.
+    Llama(usize, [usize; 5]),
 }
 
-const PRESETS: [Preset; 17] = [
+const PRESETS: [Preset; 19] = [
     Preset { name: "mamba-10m", sizes: Sizes::Mamba(4096, 256, 8) },
     Preset { name: "mamba-130m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 768, 24) },
     Preset { name: "mamba-370m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 1024, 48) },
@@ -52,6 +58,8 @@ const PRESETS: [Preset; 17] = [
     Preset { name: "gpt-neo-125m", sizes: Sizes::GptNeo(768, 12, 12) },
     Preset { name: "gpt-neo-1.3b", sizes: Sizes::GptNeo(2048, 24, 16) },
     Preset { name: "gpt-neo-2.7b", sizes: Sizes::GptNeo(2560, 32, 20) },
+    Preset { name: "llama-10m", sizes: Sizes::Llama(4096, [256, 8, 4, 2, 768]) },
+    Preset { name: "llama-1b", sizes: Sizes::Llama(LLAMA_3_VOCABULARY, [2048, 16, 32, 8, 8192]) },
 ];
 
 /// The names that [`preset`] knows.
@@ -79,6 +87,10 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
         Sizes::GptNeo(d_model, n_layers, n_heads) => {
             GptNeoConfig::new(GPT_2_VOCABULARY, d_model, n_layers, n_heads).into()
         }
+        Sizes::Llama(vocab_size, [d_model, n_layers, n_heads, n_kv_heads, mlp_width]) => {
+            let sizes = LlamaConfig::new(vocab_size, d_model, n_layers, n_heads);
+            LlamaConfig { n_kv_heads, mlp_width, ..sizes }.into()
+        }
         Sizes::Mpt10m => MptConfig::new(4096, 256, 8, 4).with_alibi_and_no_bias().into(),
     })
 }
@@ -92,7 +104,8 @@ mod tests {
     /// `v d + d + blocks (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
     /// checkpoints agree with their files: 129,135,360 and so on. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
     /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
-    /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones.
+    /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones. For Llama with heads of p = d / h: `v d + d + blocks (2 d^2 + 2 d g p +
+    /// 3 d f + 2 d)`, which is Llama 3.2 1B's 1,235,814,400.
     #[test]
     fn parameters_are_those_of_the_literature() {
         let expected = [
@@ -113,6 +126,8 @@ mod tests {
             ("gpt-neo-125m", 125_198_592),
             ("gpt-neo-1.3b", 1_315_575_808),
             ("gpt-neo-2.7b", 2_651_307_520),
+            ("llama-10m", 7_344_384),
+            ("llama-1b", 1_235_814_400),
         ];
         assert!(preset_names().eq(expected.iter().map(|(name, _)| *name)));
         for (name, parameters) in expected {
@@ -125,6 +140,6 @@ mod tests {
     fn an_unknown_name_is_told_the_others() {
         let error = preset("mamba").expect_err("no preset").to_string();
         assert!(error.starts_with("model.preset: expected one of mamba-10m, "), "{error}");
-        assert!(error.ends_with("gpt-neo-2.7b, found \"mamba\""), "{error}");
+        assert!(error.ends_with("llama-1b, found \"mamba\""), "{error}");
     }
 }

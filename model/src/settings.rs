@@ -13,6 +13,7 @@ use crate::family::{Family, ModelConfig, check_sizes, heads_like};
 use crate::gpt_neo::GptNeoConfig;
 use crate::hybrid::{BlockPattern, HybridConfig};
 use crate::language_model::Recompute;
+use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
@@ -54,10 +55,11 @@ pub struct ModelSettings {
     /// Attention: h, heads; with a preset and another `d_model`, heads about as wide as the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_heads: Option<usize>,
-    /// Attention: the MLP's width as a multiple of `d_model`.
+    /// MPT, GPT-Neo and hybrids: the MLP's width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<usize>,
-    /// MPT and GPT-Neo: positions that the model can tell apart; a preset has as many as the data's samples at least.
+    /// MPT and GPT-Neo: positions that the model can tell apart; a preset has as many as the data's samples at least. Llama: those that it is
+    /// meant for, which its files name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_seq_len: Option<usize>,
     /// MPT: scores that fall with distance, in place of learned positions.
@@ -78,12 +80,24 @@ pub struct ModelSettings {
     /// MPT: what logits are multiplied by, a number or `inv_sqrt_d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_scale: Option<LogitScale>,
-    /// GPT-Neo: positions that a query of a local block sees.
+    /// GPT-Neo: positions that a query of a local block sees. Llama: those that every query sees, as in Mistral 7B.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_size: Option<usize>,
     /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_pattern: Option<BlockPattern>,
+    /// Llama: g, heads of keys and values, a divisor of `n_heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Llama: f, the MLP's width; with a preset and another `d_model`, as many times that as the preset's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_width: Option<usize>,
+    /// Llama: the base of rotary positions' angles, 500,000 where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// Llama: biases of queries, keys and values, as in Qwen2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qkv_bias: Option<bool>,
     /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
@@ -99,6 +113,8 @@ pub enum ModelKind {
     Mpt,
     /// GPT-Neo (Black et al., 2021).
     GptNeo,
+    /// Llama (Touvron et al., 2023), Mistral and Qwen2.
+    Llama,
     /// Mamba and attention blocks in one list.
     Hybrid,
 }
@@ -161,6 +177,7 @@ impl ModelSettings {
         match (kind, &self.layer_pattern) {
             (ModelKind::Mpt, _) => MptConfig::new(1, 1, 1, 1).into(),
             (ModelKind::GptNeo, _) => GptNeoConfig::new(1, 1, 1, 1).into(),
+            (ModelKind::Llama, _) => LlamaConfig::new(1, 1, 1, 1).into(),
             (ModelKind::Hybrid, Some(pattern)) => {
                 let pattern = pattern.clone();
                 HybridConfig { mamba, pattern, n_heads: 1, expansion: 1 }.into()
@@ -175,6 +192,7 @@ impl ModelSettings {
             ModelConfig::Mamba(config) => self.over_mamba(config, vocab_size).into(),
             ModelConfig::Mpt(config) => self.over_mpt(config, vocab_size).into(),
             ModelConfig::GptNeo(config) => self.over_gpt_neo(config, vocab_size).into(),
+            ModelConfig::Llama(config) => self.over_llama(config, vocab_size).into(),
             ModelConfig::Hybrid(config) => HybridConfig {
                 mamba: self.over_mamba(config.mamba, vocab_size),
                 pattern: self.layer_pattern.clone().unwrap_or(config.pattern),
@@ -201,7 +219,7 @@ impl ModelSettings {
 
     /// The heads that are given, or a preset's, which fit another width where that alone is given.
     fn heads(&self, d_model: usize, like: (usize, usize)) -> usize {
-        self.n_heads.unwrap_or_else(|| heads_like(like, d_model))
+        self.n_heads.unwrap_or_else(|| heads_like(like, d_model, 1))
     }
 
     fn over_mpt(&self, config: MptConfig, vocab_size: usize) -> MptConfig {
@@ -243,6 +261,31 @@ impl ModelSettings {
     }
 }
 
+impl ModelSettings {
+    fn over_llama(&self, config: LlamaConfig, vocab_size: usize) -> LlamaConfig {
+        let d_model = self.d_model.unwrap_or(config.d_model);
+        // Rotary positions turn pairs.
+        let like = (config.d_model, config.n_heads);
+        let n_heads = self.n_heads.unwrap_or_else(|| heads_like(like, d_model, 2));
+        // A preset's, where its heads are shared as evenly by those of another width.
+        let shared = Some(config.n_kv_heads).filter(|shared| n_heads.is_multiple_of(*shared));
+        let wide = config.mlp_width.saturating_mul(d_model) / config.d_model;
+        LlamaConfig {
+            vocab_size,
+            d_model,
+            n_layers: self.n_layers.unwrap_or(config.n_layers),
+            n_heads,
+            n_kv_heads: self.n_kv_heads.or(shared).unwrap_or(n_heads),
+            mlp_width: self.mlp_width.unwrap_or(wide),
+            max_seq_len: self.max_seq_len.unwrap_or(config.max_seq_len),
+            rope_theta: self.rope_theta.unwrap_or(config.rope_theta),
+            window_size: self.window_size.or(config.window_size),
+            qkv_bias: self.qkv_bias.unwrap_or(config.qkv_bias),
+            ..config
+        }
+    }
+}
+
 impl From<&ModelConfig> for ModelSettings {
     /// The table with every size, as a run writes it down.
     fn from(config: &ModelConfig) -> Self {
@@ -272,6 +315,16 @@ impl From<&ModelConfig> for ModelSettings {
                 expansion: Some(config.mlp_width / config.d_model),
                 max_seq_len: Some(config.max_seq_len),
                 window_size: Some(config.window_size),
+                ..settings
+            },
+            ModelConfig::Llama(config) => Self {
+                n_heads: Some(config.n_heads),
+                n_kv_heads: Some(config.n_kv_heads),
+                mlp_width: Some(config.mlp_width),
+                max_seq_len: Some(config.max_seq_len),
+                rope_theta: Some(config.rope_theta),
+                window_size: config.window_size,
+                qkv_bias: Some(config.qkv_bias),
                 ..settings
             },
             ModelConfig::Hybrid(config) => Self {
@@ -307,167 +360,4 @@ fn in_table(error: ModelError) -> ModelError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The table that `json` spells; JSON and TOML are the same to serde here.
-    fn settings(json: &str) -> serde_json::Result<ModelSettings> {
-        serde_json::from_str(json)
-    }
-
-    fn resolved(json: &str, data_vocab_size: Option<u32>) -> ModelConfig {
-        match settings(json).expect(json).resolve(data_vocab_size).expect(json) {
-            ResolvedModel::New(config) => config,
-            ResolvedModel::From(folder) => panic!("{folder:?}"),
-        }
-    }
-
-    fn mamba(json: &str, data_vocab_size: Option<u32>) -> MambaConfig {
-        match resolved(json, data_vocab_size) {
-            ModelConfig::Mamba(config) => config,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn refusal(json: &str, data_vocab_size: Option<u32>) -> String {
-        let settings = settings(json).expect(json);
-        settings.resolve(data_vocab_size).expect_err(json).to_string()
-    }
-
-    #[test]
-    fn sizes_override_the_presets() {
-        let config = mamba(r#"{"preset": "mamba-10m"}"#, None);
-        assert_eq!(config, MambaConfig::new(4096, 256, 8));
-        let config = mamba(r#"{"preset": "mamba-10m", "d_model": 100, "d_conv": 3}"#, Some(259));
-        assert_eq!((config.vocab_size, config.d_model, config.dt_rank), (259, 100, 7));
-        assert_eq!((config.n_layers, config.d_conv), (8, 3));
-        let config = mamba(r#"{"preset": "mamba-10m", "vocab_size": 300}"#, Some(259));
-        assert_eq!(config.vocab_size, 300);
-        let ModelConfig::Mpt(config) =
-            resolved(r#"{"preset": "mpt-10m", "alibi": false, "qk_ln": true}"#, Some(259))
-        else {
-            panic!("another family")
-        };
-        assert_eq!((config.positions, config.qk_ln), (MptPositions::Learned, true));
-        assert_eq!((config.vocab_size, config.no_bias, config.n_heads), (259, true, 4));
-    }
-
-    #[test]
-    fn heads_of_a_preset_fit_another_width() {
-        for (preset, d_model, n_heads) in [
-            ("mpt-10m", 128, 4),
-            ("mpt-10m", 1024, 4),
-            ("mpt-10m", 250, 5),
-            ("mpt-10m", 2048, 32),
-            ("mpt-10m", 2, 1),
-            ("mpt-10m", 1031, 1031),
-            ("gpt-neo-125m", 1000, 20),
-        ] {
-            let json = format!(r#"{{"preset": "{preset}", "d_model": {d_model}}}"#);
-            let config = resolved(&json, None);
-            let found = match config {
-                ModelConfig::Mpt(config) => config.n_heads,
-                ModelConfig::GptNeo(config) => config.n_heads,
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(found, n_heads, "{json}");
-        }
-    }
-
-    #[test]
-    fn a_family_with_every_size_needs_no_preset() {
-        let sizes = r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5, "d_conv": 3,
-                        "expand": 3}"#;
-        let config = mamba(sizes, Some(259));
-        assert_eq!((config.vocab_size, config.dt_rank, config.d_inner()), (259, 2, 96));
-        assert_eq!(
-            refusal(sizes, None),
-            "model.vocab_size: expected a size, as there is no preset, found none"
-        );
-        assert_eq!(
-            refusal(r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5}"#, Some(5)),
-            "model.d_conv: expected a size, as there is no preset, found none"
-        );
-        assert_eq!(
-            refusal(r#"{"kind": "gpt_neo", "d_model": 32, "n_layers": 2}"#, Some(5)),
-            "model.n_heads: expected a size, as there is no preset, found none"
-        );
-    }
-
-    #[test]
-    fn what_a_run_writes_down_means_the_same() {
-        for json in [
-            r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5, "d_conv": 3,
-                "expand": 3, "vocab_size": 259}"#,
-            r#"{"preset": "mpt-125m", "clip_qkv": 6, "logit_scale": "inv_sqrt_d_model"}"#,
-            r#"{"kind": "mpt", "vocab_size": 9, "d_model": 32, "n_layers": 2, "n_heads": 4,
-                "expansion": 3, "max_seq_len": 64, "alibi": true, "softmax_scale": 0.5}"#,
-            r#"{"preset": "gpt-neo-125m", "expansion": 3, "d_model": 36, "window_size": 8}"#,
-            r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 3, "n_heads": 4,
-                "expansion": 3, "d_state": 5, "d_conv": 3, "expand": 2, "layer_pattern": "mma"}"#,
-        ] {
-            let config = resolved(json, None);
-            let written = ModelSettings::from(&config);
-            let json = serde_json::to_string(&written).expect("serializes");
-            assert_eq!(resolved(&json, None), config, "{json}");
-        }
-    }
-
-    #[test]
-    fn a_checkpoint_says_everything_but_what_is_no_number() {
-        let read = settings(r#"{"from": "runs/a", "recompute": "block"}"#).expect("a folder");
-        let resolved = read.resolve(Some(259)).expect("a folder");
-        assert_eq!(resolved, ResolvedModel::From("runs/a".into()));
-        let error = refusal(r#"{"from": "runs/a", "d_state": 5}"#, None);
-        assert!(error.starts_with("model.d_state: expected no size beside from"), "{error}");
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let one = "model: expected exactly one of preset, from and kind, found ";
-        assert_eq!(refusal("{}", None), format!("{one}none"));
-        let both = r#"{"preset": "mamba-10m", "from": "runs/a"}"#;
-        assert_eq!(refusal(both, None), format!("{one}several"));
-        for (preset, json, expected) in [
-            (
-                "mamba-10m",
-                r#""n_heads": 4"#,
-                "model.n_heads: expected no such size for a mamba model, found 4",
-            ),
-            ("mamba-10m", r#""d_state": 0"#, "model.d_state: expected 1 to 256, found 0"),
-            (
-                "mamba-10m",
-                r#""vocab_size": 100"#,
-                "model.vocab_size: expected at least 259, the data set's vocabulary, found 100",
-            ),
-            (
-                "mpt-10m",
-                r#""window_size": 4"#,
-                "model.window_size: expected no such size for a mpt model, found 4",
-            ),
-            (
-                "gpt-neo-125m",
-                r#""alibi": true"#,
-                "model.alibi: expected no such size for a gpt_neo model, found true",
-            ),
-            ("gpt-neo-125m", r#""expansion": 0"#, "model.expansion: expected 1 to 64, found 0"),
-            (
-                "mpt-10m",
-                r#""n_heads": 3"#,
-                "model.n_heads: expected a divisor of d_model, which is 256, found 3",
-            ),
-        ] {
-            let json = format!("{{\"preset\": \"{preset}\", {json}}}");
-            assert_eq!(refusal(&json, Some(259)), expected);
-        }
-        for (json, expected) in [
-            (r#"{"preset": "mamba-10m", "d_modle": 4}"#, "unknown field `d_modle`"),
-            (r#"{"kind": "rwkv"}"#, "unknown variant `rwkv`"),
-            (r#"{"preset": "mamba-10m", "d_model": -4}"#, "invalid value: integer `-4`"),
-            (r#"{"kind": "hybrid", "layer_pattern": "mb"}"#, "expected letters m (Mamba)"),
-        ] {
-            let error = settings(json).expect_err(json).to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,15 +1,19 @@
-//! The block of a pre-norm transformer (Vaswani et al., 2017), as MPT, GPT-Neo and hybrids use it.
+//! The block of a pre-norm transformer (Vaswani et al., 2017), as MPT, GPT-Neo, Llama and hybrids use it.
 //!
 //! [`block`] says what it computes and keeps, [`query_key_value`] what stands between the projections and attention,
-//! [`slopes`] what ALiBi takes off a score.
+//! [`slopes`] what ALiBi takes off a score, [`rotary`] what queries and keys are turned by, [`mlp`] what follows attention.
 
 mod backward;
 pub mod block;
 pub(crate) mod forward;
 pub mod generation;
+pub mod mlp;
 pub mod query_key_value;
+pub mod rotary;
 pub mod slopes;
 
 pub use block::{Attention, TransformerBlock};
+pub use mlp::{Activation, Mlp};
 pub use query_key_value::QueryKeyNorms;
+pub use rotary::{RopeScaling, Rotary};
 pub use slopes::alibi_slopes;

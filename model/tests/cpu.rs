@@ -12,7 +12,10 @@ use bodies::leases::{WALK, strict_passes};
 use bodies::strict_source::Withheld;
 use tidemill_kernels::Cpu;
 use tidemill_kernels::cpu::InstructionSet;
-use tidemill_model::{Direction, LanguageModel, MambaConfig, Passes};
+use tidemill_model::{
+    Direction, LanguageModel, LlamaConfig, MambaConfig, Microbatch, MicrobatchShape, Passes,
+    Trainable,
+};
 
 fn threads(count: usize) -> Arm<Cpu> {
     let count = NonZeroUsize::new(count).expect("threads");
@@ -94,6 +97,43 @@ fn a_layout_says_of_a_tensor_what_its_uses_say() {
             assert_eq!(declared, (fp32, activation), "{name}: {}", tensor.name);
         }
     }
+}
+
+/// A document that begins where a tile of keys does has the bits that it has at a sample's first position: rotary positions begin again
+/// with it. Where the sample is one text it has others.
+#[test]
+fn rotary_positions_begin_with_documents() {
+    const END: u32 = 0;
+    const LENGTH: usize = 21;
+    let arm = &threads(1);
+    let config = LlamaConfig { n_kv_heads: 2, rope_theta: 30.0, ..LlamaConfig::new(13, 16, 2, 4) };
+    let model = LanguageModel::<Cpu>::new(&config).expect("sizes");
+    let arena = moved_parameters(&model, 0.3);
+    let text: Vec<u32> = (0..=LENGTH as u32).map(|i| 1 + i * i % 11).collect();
+    let losses = |before: usize, document_end| {
+        let first = (1..before as u32 + 1).map(|i| if i % 64 == 0 { END } else { 12 - i % 10 });
+        let tokens: Vec<u32> = first.chain(text.iter().copied()).collect();
+        let positions = tokens.len() - 1;
+        arm.with_parameters(&model, &arena, |device, parameters| {
+            let shape = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
+            let mut workspace = Trainable::plan(&model, device, shape).expect("fits");
+            let mut source = parameters.source(model.layout());
+            let microbatch = Microbatch {
+                tokens: &tokens,
+                samples: 1,
+                positions,
+                samples_per_grain: 1,
+                document_end,
+            };
+            let rows = model.row_losses(device, &mut workspace, &mut source, microbatch);
+            bits(&rows.expect("losses")[before..])
+        })
+    };
+    let alone = losses(0, Some(END));
+    assert_eq!(alone.len(), LENGTH);
+    assert_eq!(losses(64, Some(END)), alone);
+    assert_eq!(losses(128, Some(END)), alone);
+    assert_ne!(losses(64, None), alone);
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! against itself.
 
 use tidemill_kernels::Cpu;
-use tidemill_model::{Family, GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, MptConfig};
+use tidemill_model::{
+    Family, GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, MambaConfig, MptConfig,
+};
 
 /// What the values of a tensor are.
 #[derive(Clone, Copy, Debug)]
@@ -162,6 +164,34 @@ fn gpt_neo_begins_as_in_transformers() {
         expected.add(&format!("transformer.h.{index}."), &layer);
     }
     expected.add("transformer.ln_f.", &[("weight", All(1.0)), ("bias", All(0.0))]);
+    expected.check(&config);
+}
+
+/// Normal with a deviation of 0.02, but for norms, and biases where there are some.
+#[test]
+fn llama_begins_as_in_transformers() {
+    const MAP: Begin = Normal(0.02);
+    let config = LlamaConfig { n_kv_heads: 2, qkv_bias: true, ..LlamaConfig::new(259, 64, 2, 4) };
+    let mut expected = Expected::default();
+    expected.add("model.", &[("embed_tokens.weight", MAP)]);
+    for index in 0..2 {
+        let layer = [
+            ("input_layernorm.weight", All(1.0)),
+            ("self_attn.q_proj.weight", MAP),
+            ("self_attn.q_proj.bias", All(0.0)),
+            ("self_attn.k_proj.weight", MAP),
+            ("self_attn.k_proj.bias", All(0.0)),
+            ("self_attn.v_proj.weight", MAP),
+            ("self_attn.v_proj.bias", All(0.0)),
+            ("self_attn.o_proj.weight", MAP),
+            ("post_attention_layernorm.weight", All(1.0)),
+            ("mlp.gate_proj.weight", MAP),
+            ("mlp.up_proj.weight", MAP),
+            ("mlp.down_proj.weight", MAP),
+        ];
+        expected.add(&format!("model.layers.{index}."), &layer);
+    }
+    expected.add("model.", &[("norm.weight", All(1.0))]);
     expected.check(&config);
 }
 

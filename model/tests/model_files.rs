@@ -16,7 +16,8 @@ use tidemill_model::hugging_face::{
 };
 
 use tidemill_model::{
-    GptNeoConfig, LanguageModel, Layout, MambaConfig, ModelConfig, MptConfig, SpecialTokens, Tensor,
+    GptNeoConfig, LanguageModel, Layout, LlamaConfig, MambaConfig, ModelConfig, MptConfig,
+    SpecialTokens, Tensor,
 };
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
@@ -309,7 +310,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 3] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 4] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
@@ -332,10 +333,18 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 3] {
         special_tokens,
         ..GptNeoConfig::new(103, 14, 3, 2)
     };
-    let configs: [(_, ModelConfig); 3] = [
+    let llama = LlamaConfig {
+        n_kv_heads: 2,
+        mlp_width: 21,
+        rope_theta: 50.0,
+        special_tokens,
+        ..LlamaConfig::new(103, 16, 1, 4)
+    };
+    let configs: [(_, ModelConfig); 4] = [
         ("written_by_tidemill", mamba.into()),
         ("mpt_written_by_tidemill", mpt.into()),
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
+        ("llama_written_by_tidemill", llama.into()),
     ];
     configs.map(|(name, config)| {
         let model = LanguageModel::<Cpu>::new(&config).expect("sizes");

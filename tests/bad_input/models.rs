@@ -40,8 +40,7 @@ fn model_folders() {
         ("{\"model_type\": 3}", "found 3"),
         ("{}", "found nothing"),
     ] {
-        let expected =
-            "model_type: expected \"mamba\", \"mpt\", \"gpt_neo\" or \"tidemill_hybrid\"";
+        let expected = "model_type: expected \"mamba\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" or \"tidemill_hybrid\"";
         write("config.json", config.as_bytes());
         generate("model", &["model/config.json", expected, found]);
     }
@@ -119,6 +118,15 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("gpt-neo", "/attention_types", "[[[\"near\"], 3]]", "attention_types: expected lists of"),
     ("gpt-neo", "/attention_layers", "[\"local\"]", "attention_layers: expected the layers of"),
     ("gpt-neo", "/max_position_embeddings", "0", "max_position_embeddings: expected a whole"),
+    (
+        "llama",
+        "/num_key_value_heads",
+        "4",
+        "num_key_value_heads: expected a divisor of num_attention",
+    ),
+    ("llama", "/head_dim", "3", "head_dim: expected heads of an even number of columns"),
+    ("llama", "/hidden_act", "\"gelu\"", "hidden_act: expected \"silu\", found \"gelu\""),
+    ("llama", "/rope_theta", "0", "rope_theta: expected a finite number above 0, found 0"),
     ("hybrid", "/layer_pattern", "\"\"", "layer_pattern: expected letters m and a, found \"\""),
     ("hybrid", "/layer_pattern", "\"mxa\"", "layer_pattern: expected letters m and a, found"),
     (
@@ -163,6 +171,7 @@ fn model_folders_of_every_family() {
         ("mpt", "transformer.blocks.1.attn.Wqkv.weight", "[54, 18]", "transformer"),
         ("foundry", "transformer.blocks.1.attn.q_ln.weight", "[16]", "transformer"),
         ("gpt-neo", "transformer.h.2.mlp.c_fc.bias", "[48]", "transformer"),
+        ("llama", "model.layers.1.self_attn.k_proj.bias", "[8]", "model"),
         ("hybrid", "backbone.layers.1.norm_1.weight", "[12]", "backbone"),
         ("mamba", "backbone.layers.1.norm.weight", "[20]", "backbone"),
     ];

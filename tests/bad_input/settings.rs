@@ -254,7 +254,7 @@ fn flags() {
 fn model_tables() {
     let bench = Workbench::new();
     let cases: &[(&str, &str, &str, &[&str])] = &[
-        ("mpt", "\"mpt\"", "\"llama\"", &["bad.toml", "`llama`", "`mpt`, `gpt_neo`, `hybrid`"]),
+        ("mpt", "\"mpt\"", "\"rwkv\"", &["bad.toml", "`rwkv`", "`gpt_neo`, `llama`, `hybrid`"]),
         ("mpt", "n_heads = 3", "n_heads = 4", &["model.n_heads", "divisor of d_model", "18", "4"]),
         ("mpt", "n_heads = 3", "n_heads = 0", &["model.n_heads", "divisor of d_model", "found 0"]),
         ("mpt", "alibi = true", "alibi = 1", &["bad.toml", "alibi = 1", "a boolean"]),
@@ -274,6 +274,10 @@ fn model_tables() {
         ("gpt-neo", "window_size = 5", "", &["model.window_size", "found none"]),
         ("gpt-neo", "expansion = 4", "expansion = 0", &["model.expansion", "1 to 64", "found 0"]),
         ("gpt-neo", "expansion = 4", "expansion = 4\nalibi = true", &["model.alibi", "gpt_neo"]),
+        ("llama", "n_kv_heads = 2", "n_kv_heads = 4", &["model.n_kv_heads", "6", "found 4"]),
+        ("llama", "n_kv_heads = 2\n", "", &["model.n_kv_heads", "found none"]),
+        ("llama", "n_heads = 6", "n_heads = 8", &["model.n_heads", "even", "3 columns"]),
+        ("llama", "rope_theta = 100", "rope_theta = 0", &["model.rope_theta", "above 0"]),
         ("hybrid", "\"ma\"", "\"\"", &["bad.toml", "layer_pattern", "letters m", "found \"\""]),
         ("hybrid", "\"ma\"", "\"mxa\"", &["bad.toml", "layer_pattern", "letters m", "\"mxa\""]),
         ("hybrid", "\"ma\"", "\"m\"", &["model.layer_pattern", "an m and an a", "found only m"]),

@@ -219,9 +219,9 @@ pub struct ScanGradients<'a, B: Runtime> {
 pub struct AttentionInputs<'a, B: Runtime> {
     /// `q[b t, h p]`: head h in columns `h p .. (h + 1) p`.
     pub q: Matrix<'a, B, B::Activation>,
-    /// `k[b t, h p]`
+    /// `k[b t, g p]`, g being the heads of keys and values.
     pub k: Matrix<'a, B, B::Activation>,
-    /// `v[b t, h p]`
+    /// `v[b t, g p]`
     pub v: Matrix<'a, B, B::Activation>,
     /// `slopes[h]`: a score falls by `slopes[h]` with every position between query and key (ALiBi, Press et al., 2022).
     pub slopes: Option<Slice<'a, B, f32>>,
@@ -236,11 +236,28 @@ impl<B: Runtime> Clone for AttentionInputs<'_, B> {
 }
 impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
 
+/// The angles of rotary positions (RoFormer, Su et al., 2021), and where rows stand.
+pub struct RotaryInputs<'a, B: Runtime> {
+    /// `table[positions, p]`: of each position the cosines of its `p / 2` angles, then their sines.
+    pub table: Slice<'a, B, f32>,
+    /// `starts[b t]`, as in [`AttentionInputs`]: the first token of a document stands at position 0.
+    pub starts: Option<Slice<'a, B, u32>>,
+    /// `past[b]`: how many positions each sequence has seen before its rows; none where it is absent.
+    pub past: Option<Slice<'a, B, u32>>,
+}
+
+impl<B: Runtime> Clone for RotaryInputs<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Runtime> Copy for RotaryInputs<'_, B> {}
+
 /// The keys and values of everything that sequences have seen, for generation.
 pub struct KeyValueCache<'a, B: Runtime> {
-    /// `keys[b, capacity, h p]`
+    /// `keys[b, capacity, g p]`
     pub keys: Slice<'a, B, B::Activation>,
-    /// `values[b, capacity, h p]`
+    /// `values[b, capacity, g p]`
     pub values: Slice<'a, B, B::Activation>,
     /// Positions that there is room for.
     pub capacity: usize,
@@ -253,9 +270,9 @@ pub struct KeyValueCache<'a, B: Runtime> {
 
 /// A [`KeyValueCache`] which one more position of each sequence enters.
 pub struct GrowingCache<'a, B: Runtime> {
-    /// `keys[b, capacity, h p]`
+    /// `keys[b, capacity, g p]`
     pub keys: SliceMut<'a, B, B::Activation>,
-    /// `values[b, capacity, h p]`
+    /// `values[b, capacity, g p]`
     pub values: SliceMut<'a, B, B::Activation>,
     /// Positions that there is room for.
     pub capacity: usize,

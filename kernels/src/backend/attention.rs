@@ -1,6 +1,6 @@
 //! Attention, for training and from a cache.
 
-use super::{AttentionInputs, GrowingCache, KeyValueCache, Runtime};
+use super::{AttentionInputs, GrowingCache, KeyValueCache, RotaryInputs, Runtime};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -14,6 +14,8 @@ pub trait Attention: Runtime {
     /// s_ij  = scale q_i . k_j - slope (i - j)        j from max(start_i, i - window + 1) to i
     /// out_i = sum over j of exp(s_ij - log_sum_exp_i) v_j,    log_sum_exp_i = log(sum over j of exp(s_ij))
     /// ```
+    ///
+    /// Where g heads of keys and values are fewer than the h of queries, `h / g` of these in turn read the same one.
     ///
     /// Writes `out[b t, h p]` and `log_sum_exp[b, h, t]`. Keys are taken in tiles that begin at whole multiples of one size,
     /// counted from the sample's first position: a query's bits depend on the keys and values that it sees alone.
@@ -31,7 +33,8 @@ pub trait Attention: Runtime {
     fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize;
 
     /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
-    /// v. Probabilities are formed again from `log_sum_exp`.
+    /// v. Where heads of queries share keys and values, each leaves its own part of their gradients, in its own columns:
+    /// [`rotary_backward`](Self::rotary_backward) adds them. Probabilities are formed again from `log_sum_exp`.
     #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
@@ -41,6 +44,41 @@ pub trait Attention: Runtime {
         out: Matrix<'_, Self, Self::Activation>,
         log_sum_exp: Slice<'_, Self, f32>,
         inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()>;
+
+    /// Rotary positions (RoFormer, Su et al., 2021), halves of a head being the parts of its pairs: `qk[b t, (h + g) p]`, queries beside
+    /// keys, of which each pair `x[i], x[i + p / 2]` of each head is turned, in place, by angle i of the row's position:
+    ///
+    /// ```text
+    /// x[i], x[i + p / 2] = x[i] cos - x[i + p / 2] sin,  x[i + p / 2] cos + x[i] sin
+    /// ```
+    ///
+    /// Row i of sample b stands at `past[b] + i - starts[b, i]`.
+    ///
+    /// # Errors
+    /// Heads of an odd width, a table that is too short for the rows (where the host knows their positions; a GPU takes the table's last
+    /// for those beyond it), views that do not fit, or a device that fails.
+    fn rotary_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        qk: MatrixMut<'_, Self, Self::Activation>,
+        inputs: RotaryInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()>;
+
+    /// From what [`attention_backward`](Self::attention_backward) leaves in `dqkv[b t, 3 h p]` to the gradient of the projections: its
+    /// first `(h + 2 g) p` columns become those of q, k and v before [`rotary_forward`](Self::rotary_forward), the others are
+    /// unspecified. The gradients of keys and values are the sums over the heads of queries that share them, in order in fp32; those of
+    /// queries and keys are turned back, by the negative angles.
+    ///
+    /// # Errors
+    /// As [`rotary_forward`](Self::rotary_forward).
+    fn rotary_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dqkv: MatrixMut<'_, Self, Self::Activation>,
+        inputs: RotaryInputs<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
 
@@ -66,7 +104,7 @@ pub trait Attention: Runtime {
         shape: AttentionShape,
     ) -> Result<()>;
 
-    /// One new position of each sample, t = 1: `[q, k, v]`, `[b, h p]` each. Key and value enter the cache as by
+    /// One new position of each sample, t = 1: `q[b, h p]`, `k[b, g p]` and `v[b, g p]`. Key and value enter the cache as by
     /// [`append_to_cache`](Self::append_to_cache), and the query sees what it sees in
     /// [`attention_cached`](Self::attention_cached). A backend may add in an order of its own, that of the position alone: a row's bits
     /// depend neither on the batch nor on the capacity. A cache that is full already is refused where its `past` is known to the host; on a

@@ -22,6 +22,10 @@ pub enum KernelGroup {
     Draw,
     /// GELU, its gradient and that of the bias before it.
     Gelu,
+    /// The gate of SwiGLU, and its gradients.
+    GatedSilu,
+    /// Rotary positions, and their gradients.
+    Rotary,
     /// The convolution and its gradients, of samples that are one document.
     CausalConv1d,
     /// The selective scan and its gradients, of samples that are one document.

@@ -1,24 +1,29 @@
 //! Attention, whole and from a cache.
 
 use super::checker::Checker;
-use crate::backend::{AttentionInputs, Backend, GrowingCache, KeyValueCache};
+use crate::backend::{
+    ActivationElement, AttentionInputs, Backend, GrowingCache, KeyValueCache, RotaryInputs,
+};
 use crate::error::Result;
 use crate::reference::attention as defined;
+use crate::reference::rotary as turned;
 use crate::shape::{AttentionShape, SequenceShape};
 use crate::view::{Matrix, Slice, SliceMut};
 
-/// Samples, positions, heads and the width of a head.
-const SIZES: [[usize; 4]; 2] = [[2, 9, 3, 5], [1, 75, 2, 64]];
+/// Samples, positions, heads of queries, the width of a head, and heads of keys and values.
+const SIZES: [[usize; 5]; 3] = [[2, 9, 3, 5, 3], [1, 75, 2, 64, 2], [1, 20, 4, 64, 2]];
 
 pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     // Probabilities and their gradients are rounded too, and differences of them remain.
     checker.roundings = 8.0;
-    for [samples, positions, heads, head_width] in SIZES {
+    for [samples, positions, heads, head_width, shared] in SIZES {
         let sequences = SequenceShape::new(samples, positions)?;
         let scale = 1.0 / (head_width as f32).sqrt();
         let shape = AttentionShape::new(sequences, heads, head_width, scale, None)?;
-        let (rows, width) = (samples * positions, heads * head_width);
-        let [q, k, v, dout] = [(); 4].map(|()| checker.activations(rows * width));
+        let shape = shape.with_key_value_heads(shared)?;
+        let (rows, width, shared) = (samples * positions, shape.width(), shape.key_value_width());
+        let [q, dout] = [(); 2].map(|()| checker.activations(rows * width));
+        let [k, v] = [(); 2].map(|()| checker.activations(rows * shared));
         let (q, k, v, dout) = (q?, k?, v?, dout?);
         let slopes = checker.numbers::<f32>(heads, [0.0, 0.2])?;
         let mut out = checker.room::<B::Activation>(rows * width)?;
@@ -27,8 +32,8 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         let (backend, stream) = (checker.backend, &mut checker.stream);
         let inputs = AttentionInputs {
             q: q.matrix(width)?,
-            k: k.matrix(width)?,
-            v: v.matrix(width)?,
+            k: k.matrix(shared)?,
+            v: v.matrix(shared)?,
             slopes: Some(slopes.slice()),
             starts: None,
         };
@@ -56,12 +61,12 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         checker.compare("attention_backward", &gradients, &expected)?;
 
         let past = checker.write(&vec![0_u32; samples])?;
-        let mut caches = [(); 2].map(|()| checker.room::<B::Activation>(rows * width));
+        let mut caches = [(); 2].map(|()| checker.room::<B::Activation>(rows * shared));
         let mut again = checker.room::<B::Activation>(rows * width)?;
         let (backend, stream) = (checker.backend, &mut checker.stream);
         for (cache, from) in caches.iter_mut().zip([&k, &v]) {
             let Ok(cache) = cache else { continue };
-            let (into, from) = (SliceMut::all(&mut cache.buffer), from.matrix(width)?);
+            let (into, from) = (SliceMut::all(&mut cache.buffer), from.matrix(shared)?);
             backend.append_to_cache(stream, into, from, Slice::all(&past), positions)?;
         }
         let [keys, values] = caches;
@@ -81,9 +86,13 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         let past = checker.write(&vec![positions as u32 - 1; samples])?;
         let mut last = checker.room::<B::Activation>(samples * width)?;
         let (backend, stream) = (checker.backend, &mut checker.stream);
-        let last_rows =
-            |all| Matrix::new(all, (positions - 1) * width, samples, width, positions * width, 1);
-        let rows = [last_rows(&q.buffer)?, last_rows(&k.buffer)?, last_rows(&v.buffer)?];
+        let rows = [(&q.buffer, width), (&k.buffer, shared), (&v.buffer, shared)];
+        let rows = rows.map(|(all, columns)| {
+            let last = (positions - 1) * columns;
+            Matrix::new(all, last, samples, columns, positions * columns, 1)
+        });
+        let [q, k, v] = rows;
+        let rows = [q?, k?, v?];
         let cache = GrowingCache {
             keys: keys.slice_mut(),
             values: values.slice_mut(),
@@ -97,7 +106,8 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
             shape.head_width(),
             shape.scale(),
             shape.window(),
-        )?;
+        )?
+        .with_key_value_heads(shape.key_value_heads())?;
         backend.attention_step(stream, last.matrix_mut(width)?, rows, cache, new)?;
         let of_last = |sample: usize| {
             ((sample + 1) * positions - 1) * width..(sample + 1) * positions * width
@@ -105,6 +115,40 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         let expected: Vec<f64> =
             (0..samples).flat_map(|sample| forward.out[of_last(sample)].to_vec()).collect();
         checker.compare("attention_step", &last, &expected)?;
+    }
+    Ok(())
+}
+
+pub(super) fn rotary<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [samples, positions, heads, head_width, shared] in [[2, 9, 3, 6, 3], [1, 75, 4, 64, 2]] {
+        let sequences = SequenceShape::new(samples, positions)?;
+        let shape = AttentionShape::new(sequences, heads, head_width, 1.0, None)?;
+        let shape = shape.with_key_value_heads(shared)?;
+        let (rows, width, shared) = (samples * positions, shape.width(), shape.key_value_width());
+        // Any numbers are as good as cosines.
+        let table = checker.numbers::<f32>((positions + 3) * head_width, [-1.0, 1.0])?;
+        let starts: Vec<u32> = (0..rows).map(|row| (row % positions / 4 * 4) as u32).collect();
+        let past: Vec<u32> = (0..samples).map(|sample| 3 - sample as u32).collect();
+        let mut qk = checker.activations(rows * (width + shared))?;
+        let mut dqkv = checker.activations(rows * 3 * width)?;
+        let (of_starts, of_past) = (checker.write(&starts)?, checker.write(&past)?);
+        let wide =
+            turned::RotaryInputs { table: &table.wide, starts: Some(&starts), past: Some(&past) };
+        let forward = turned::forward(&qk.wide, &wide, shape);
+        let backward = turned::backward(&dqkv.wide, &wide, shape);
+        let inputs = RotaryInputs {
+            table: table.slice(),
+            starts: Some(Slice::all(&of_starts)),
+            past: Some(Slice::all(&of_past)),
+        };
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        backend.rotary_forward(stream, qk.matrix_mut(width + shared)?, inputs, shape)?;
+        backend.rotary_backward(stream, dqkv.matrix_mut(3 * width)?, inputs, shape)?;
+        checker.compare("rotary_forward", &qk, &forward)?;
+        let rows: Vec<B::Activation> = checker.read(&dqkv.buffer)?;
+        let rows = rows.chunks(3 * width).flat_map(|row| &row[..width + 2 * shared]);
+        let found: Vec<f64> = rows.map(|value| f64::from(value.widened())).collect();
+        checker.compare_values("rotary_backward", &found, &backward);
     }
     Ok(())
 }

@@ -171,6 +171,28 @@ pub(super) fn gelu<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn gated_silu<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        let x = checker.numbers::<B::Activation>(2 * rows * width, [-4.0, 4.0])?;
+        let mut gradient = checker.activations(2 * rows * width)?;
+        let mut out = checker.room::<B::Activation>(rows * width)?;
+        let mut again = checker.room::<B::Activation>(rows * width)?;
+        let of_rows = gradient.wide.chunks(2 * width);
+        let dout: Vec<f64> = of_rows.flat_map(|row| row[width..].to_vec()).collect();
+        let forward = reference::gated_silu::forward(&x.wide, width);
+        let backward = reference::gated_silu::backward(&dout, &x.wide, width);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let of = x.matrix(2 * width)?;
+        backend.gated_silu_forward(stream, out.matrix_mut(width)?, of)?;
+        let (dx, values) = (gradient.matrix_mut(2 * width)?, again.matrix_mut(width)?);
+        backend.gated_silu_backward(stream, dx, values, of)?;
+        checker.compare("gated_silu_forward", &out, &forward)?;
+        checker.compare("gated_silu_backward", &gradient, &backward)?;
+        checker.compare("gated_silu_backward, values", &again, &forward)?;
+    }
+    Ok(())
+}
+
 pub(super) fn bias_and_clamp<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     for [rows, width] in SIZES {
         const LIMIT: f32 = 0.75;

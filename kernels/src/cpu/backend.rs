@@ -10,7 +10,8 @@ use super::cross_entropy::cross_entropy;
 use super::draw::draw;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
-use super::gelu::{Erf, Gradient, Tanh, Value};
+use super::gated_silu::{gated_silu_backward, gated_silu_forward};
+use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{
     LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
 };
@@ -284,13 +285,7 @@ impl Backend for Cpu {
         bias: Option<Slice<'_, Self, f32>>,
         gelu: Gelu,
     ) -> Result<()> {
-        const KERNEL: &str = "gelu_forward";
-        let (threads, dispatch) = (stream.threads(), self.dispatch);
-        let inputs = MapInputs { x: Some(x), dout: None, bias };
-        match gelu {
-            Gelu::Erf => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf)),
-            Gelu::Tanh => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh)),
-        }
+        gelu_forward(stream.threads(), self.dispatch, out, x, bias, gelu)
     }
 
     fn gelu_backward(
@@ -302,31 +297,26 @@ impl Backend for Cpu {
         grains: GrainRows,
         gelu: Gelu,
     ) -> Result<()> {
-        const KERNEL: &str = "gelu_backward";
-        let GeluGradients { mut gradient, mut out, mut dbias } = gradients;
-        let (rows, width) = (grains.rows(), gradient.columns);
-        RowsMut::new(KERNEL, "gradient", gradient.reborrow(), rows, width)?;
-        RowsMut::new(KERNEL, "out", out.reborrow(), rows, width)?;
-        if let Some(dbias) = &mut dbias {
-            exactly_mut(KERNEL, "dbias", dbias.reborrow(), grains.grains() * width)?;
-        }
-        let (threads, dispatch) = (stream.threads(), self.dispatch);
-        let inputs = MapInputs { x: Some(x), dout: None, bias };
-        let dx = gradient.reborrow();
-        match gelu {
-            Gelu::Erf => {
-                map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf))?;
-                map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf))?;
-            }
-            Gelu::Tanh => {
-                map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh))?;
-                map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh))?;
-            }
-        }
-        match dbias {
-            Some(dbias) => self.bias_backward(stream, dbias, gradient.as_matrix(), grains),
-            None => Ok(()),
-        }
+        gelu_backward(stream.threads(), self.dispatch, gradients, x, bias, grains, gelu)
+    }
+
+    fn gated_silu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+    ) -> Result<()> {
+        gated_silu_forward(stream.threads(), self.dispatch, out, x)
+    }
+
+    fn gated_silu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradient: MatrixMut<'_, Self, f32>,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+    ) -> Result<()> {
+        gated_silu_backward(stream.threads(), self.dispatch, gradient, out, x)
     }
 
     fn add_bias(

@@ -10,9 +10,18 @@
 //! with P a relative minimax polynomial of degree nine on [0, 1], found by Remez' exchange: 3.4e-8. The same exponential
 //! makes the density, so that value and derivative cost one.
 
+use super::Cpu;
+use super::bias::bias_backward;
+use super::device_stream::ComputeThreads;
+use super::dispatch::Dispatch;
 use super::exponential::{exp, sigmoid};
-use super::row_map::{Arguments, Operation};
+use super::row_map::{Arguments, MapInputs, Operation, map_rows};
+use super::rows::{RowsMut, exactly_mut};
 use super::simd::Simd;
+use crate::backend::{Gelu, GeluGradients};
+use crate::error::Result;
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut, Slice};
 
 /// P, the constant first.
 const TAIL: [f32; 10] = [
@@ -35,6 +44,59 @@ const FLAT: f32 = 16.0;
 const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = 0.071_354_814;
 
+/// `out = gelu(x + bias)`
+pub(crate) fn gelu_forward(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    out: MatrixMut<'_, Cpu, f32>,
+    x: Matrix<'_, Cpu, f32>,
+    bias: Option<Slice<'_, Cpu, f32>>,
+    gelu: Gelu,
+) -> Result<()> {
+    const KERNEL: &str = "gelu_forward";
+    let inputs = MapInputs { x: Some(x), dout: None, bias };
+    match gelu {
+        Gelu::Erf => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf)),
+        Gelu::Tanh => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh)),
+    }
+}
+
+/// The gradient of x in the place of that of the output, the values again, and the gradient of the bias.
+pub(crate) fn gelu_backward(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    gradients: GeluGradients<'_, Cpu>,
+    x: Matrix<'_, Cpu, f32>,
+    bias: Option<Slice<'_, Cpu, f32>>,
+    grains: GrainRows,
+    gelu: Gelu,
+) -> Result<()> {
+    const KERNEL: &str = "gelu_backward";
+    let GeluGradients { mut gradient, mut out, mut dbias } = gradients;
+    let (rows, width) = (grains.rows(), gradient.columns);
+    RowsMut::new(KERNEL, "gradient", gradient.reborrow(), rows, width)?;
+    RowsMut::new(KERNEL, "out", out.reborrow(), rows, width)?;
+    if let Some(dbias) = &mut dbias {
+        exactly_mut(KERNEL, "dbias", dbias.reborrow(), grains.grains() * width)?;
+    }
+    let inputs = MapInputs { x: Some(x), dout: None, bias };
+    let dx = gradient.reborrow();
+    match gelu {
+        Gelu::Erf => {
+            map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf))?;
+            map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf))?;
+        }
+        Gelu::Tanh => {
+            map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh))?;
+            map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh))?;
+        }
+    }
+    match dbias {
+        Some(dbias) => bias_backward(threads, dispatch, dbias, gradient.as_matrix(), grains),
+        None => Ok(()),
+    }
+}
+
 /// A function of x, and its derivative.
 trait Curve: Copy + Send {
     fn value<S: Simd>(s: S, x: S::Vector) -> S::Vector;
@@ -43,19 +105,19 @@ trait Curve: Copy + Send {
 
 /// x Phi(x).
 #[derive(Clone, Copy)]
-pub(crate) struct Erf;
+struct Erf;
 
 /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, where half of `1 + tanh u` is `sigmoid(2 u)`.
 #[derive(Clone, Copy)]
-pub(crate) struct Tanh;
+struct Tanh;
 
 /// `curve(x)`
 #[derive(Clone, Copy)]
-pub(crate) struct Value<C>(pub(crate) C);
+struct Value<C>(C);
 
 /// `dout curve'(x)`
 #[derive(Clone, Copy)]
-pub(crate) struct Gradient<C>(pub(crate) C);
+struct Gradient<C>(C);
 
 impl<C: Curve> Operation for Value<C> {
     #[inline(always)]
@@ -131,8 +193,7 @@ impl Curve for Tanh {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Gelu;
-    use crate::cpu::dispatch::{Dispatch, Kernel};
+    use crate::cpu::dispatch::Kernel;
     use crate::cpu::simd::LANES;
     use crate::reference::gelu::{gelu, gelu_derivative};
 

@@ -250,6 +250,25 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_gelu_backward(stream, gradients, x, bias, grains, gelu)
     }
 
+    fn gated_silu_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+    ) -> Result<()> {
+        self.launch_gated_silu(stream, out, None, x)
+    }
+
+    fn gated_silu_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradient: MatrixMut<'_, Self, P::Activation>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+    ) -> Result<()> {
+        self.launch_gated_silu(stream, out, Some(gradient), x)
+    }
+
     fn add_bias(
         &self,
         stream: &mut GpuStream<D>,

@@ -146,6 +146,8 @@ pub static DRAW: Source = source!("draw.cu");
 pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
 /// Rows of a table, and their gradients.
 pub static EMBEDDING: Source = source!("embedding.cu");
+/// The gate of SwiGLU and its gradients.
+pub static GATED_SILU: Source = source!("gated_silu.cu");
 /// GELU and its derivatives.
 pub static GELU: Source = source!("gelu.cu");
 /// Sums of gradients, and of their squares.
@@ -164,6 +166,8 @@ pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 /// RMSNorm and its gradients.
 pub static RMS_NORM: Source = source!("rms_norm.cu");
+/// Rotary positions and their gradients.
+pub static ROTARY: Source = source!("rotary.cu");
 /// The forward selective scan of sixteen states.
 pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 /// The backward selective scan of sixteen states.
@@ -204,6 +208,7 @@ pub static ALL: &[&Source] = &[
     &DRAW,
     &CROSS_ENTROPY,
     &EMBEDDING,
+    &GATED_SILU,
     &GELU,
     &GRADIENT_SUMS,
     &LAYER_NORM,
@@ -213,6 +218,7 @@ pub static ALL: &[&Source] = &[
     &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
     &RMS_NORM,
+    &ROTARY,
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
     &SCAN_PIECE,
@@ -243,6 +249,8 @@ pub(super) fn of_groups(
             KernelGroup::Likeliest => sources.push(&LIKELIEST),
             KernelGroup::Draw => sources.push(&DRAW),
             KernelGroup::Gelu => sources.extend([&GELU, &PARTIAL_SUMS]),
+            KernelGroup::GatedSilu => sources.push(&GATED_SILU),
+            KernelGroup::Rotary => sources.push(&ROTARY),
             KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
             KernelGroup::SelectiveScan { channels, states }
                 if is_scan_of_sixteen(channels, states) =>

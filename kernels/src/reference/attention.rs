@@ -10,9 +10,9 @@ use crate::shape::AttentionShape;
 pub struct AttentionInputs<'a> {
     /// `q[b t, h p]`.
     pub q: &'a [f64],
-    /// `k[b t, h p]`.
+    /// `k[b t, g p]`.
     pub k: &'a [f64],
-    /// `v[b t, h p]`.
+    /// `v[b t, g p]`.
     pub v: &'a [f64],
     /// `slopes[h]`: none are zeros.
     pub slopes: Option<&'a [f64]>,
@@ -29,7 +29,7 @@ pub struct AttentionOutputs {
     pub log_sum_exp: Vec<f64>,
 }
 
-/// Gradients of attention, one for each input.
+/// Gradients of attention. Where heads of queries share keys and values, each has its own part of their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionGradients {
     /// `dq[b t, h p]`.
@@ -43,7 +43,8 @@ pub struct AttentionGradients {
 fn check_lengths(inputs: &AttentionInputs<'_>, shape: AttentionShape) {
     let rows = shape.sequences().rows();
     let elements = rows * shape.width();
-    assert_eq!((inputs.q.len(), inputs.k.len(), inputs.v.len()), (elements, elements, elements));
+    let shared = rows * shape.key_value_width();
+    assert_eq!((inputs.q.len(), inputs.k.len(), inputs.v.len()), (elements, shared, shared));
     assert_eq!(inputs.slopes.map_or(shape.heads(), <[f64]>::len), shape.heads());
     assert_eq!(inputs.starts.map_or(rows, <[u32]>::len), rows);
 }
@@ -64,10 +65,18 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Where the head's row of a position lies in q, k, v and their like.
+    /// Where the head's row of a position lies in q and its like.
     fn at(&self, position: usize) -> std::ops::Range<usize> {
         let row = self.sample * self.shape.sequences().positions() + position;
         let first = row * self.shape.width() + self.head * self.shape.head_width();
+        first..first + self.shape.head_width()
+    }
+
+    /// Where the row of a position lies in k and v.
+    fn key_at(&self, position: usize) -> std::ops::Range<usize> {
+        let row = self.sample * self.shape.sequences().positions() + position;
+        let head = self.head / self.shape.group();
+        let first = row * self.shape.key_value_width() + head * self.shape.head_width();
         first..first + self.shape.head_width()
     }
 
@@ -83,7 +92,7 @@ impl Head<'_> {
         let slope = self.inputs.slopes.map_or(0.0, |slopes| slopes[self.head]);
         let q = &self.inputs.q[self.at(position)];
         let score = |key: usize| {
-            let k = &self.inputs.k[self.at(key)];
+            let k = &self.inputs.k[self.key_at(key)];
             f64::from(self.shape.scale()) * dot(q, k) - slope * (position - key) as f64
         };
         self.seen(position).map(score).collect()
@@ -124,7 +133,7 @@ pub fn forward(inputs: &AttentionInputs<'_>, shape: AttentionShape) -> Attention
                 let scores = head.scores(position);
                 let sum = log_sum_exp(&scores);
                 for (key, score) in head.seen(position).zip(scores) {
-                    let v = &inputs.v[head.at(key)];
+                    let v = &inputs.v[head.key_at(key)];
                     add_scaled(&mut out[head.at(position)], (score - sum).exp(), v);
                 }
                 sums.push(sum);
@@ -161,11 +170,11 @@ pub fn backward(
                 let mean = dot(&dout[at.clone()], &out[at.clone()]);
                 for (key, score) in head.seen(position).zip(scores) {
                     let probability = (score - sum).exp();
-                    let key = head.at(key);
+                    let (key, shared) = (head.at(key), head.key_at(key));
                     add_scaled(&mut gradients.dv[key.clone()], probability, &dout[at.clone()]);
-                    let dv = dot(&dout[at.clone()], &inputs.v[key.clone()]);
+                    let dv = dot(&dout[at.clone()], &inputs.v[shared.clone()]);
                     let ds = scale * probability * (dv - mean);
-                    add_scaled(&mut gradients.dq[at.clone()], ds, &inputs.k[key.clone()]);
+                    add_scaled(&mut gradients.dq[at.clone()], ds, &inputs.k[shared]);
                     add_scaled(&mut gradients.dk[key], ds, &inputs.q[at.clone()]);
                 }
             }

@@ -13,6 +13,7 @@ pub const MOST_HEAD_WIDTH: usize = 256;
 pub struct AttentionShape {
     sequences: SequenceShape,
     heads: usize,
+    key_value_heads: usize,
     head_width: usize,
     scale: f32,
     window: Option<NonZeroUsize>,
@@ -43,7 +44,35 @@ impl AttentionShape {
         // What kernels keep rounds positions and head widths up.
         let [t, p] = [sequences.positions(), head_width].map(|size| size.saturating_add(PADDING));
         countable("attention", "elements", &[sequences.samples(), t, heads, p, 3])?;
-        Ok(Self { sequences, heads, head_width, scale, window })
+        Ok(Self { sequences, heads, key_value_heads: heads, head_width, scale, window })
+    }
+
+    /// The same with fewer heads of keys and values, each of which several heads of queries share, `h / g` in turn (grouped-query
+    /// attention, Ainslie et al., 2023): head i of queries reads head `i g / h`.
+    ///
+    /// # Errors
+    /// A number that does not divide the heads of queries.
+    pub fn with_key_value_heads(self, key_value_heads: usize) -> Result<Self> {
+        if key_value_heads == 0 || !self.heads.is_multiple_of(key_value_heads) {
+            let expected = format!("a divisor of the {} heads of queries", self.heads);
+            let what = "heads of keys and values";
+            return Err(KernelError::shape("attention", what, expected, key_value_heads));
+        }
+        Ok(Self { key_value_heads, ..self })
+    }
+
+    /// Refuses heads that rotary positions cannot be turned by, and a table of other than whole positions.
+    pub(crate) fn check_rotary(self, kernel: &'static str, table_elements: usize) -> Result<()> {
+        let p = self.head_width;
+        if !p.is_multiple_of(2) {
+            return Err(KernelError::shape(kernel, "head width", "an even number", p));
+        }
+        let positions = self.sequences.positions();
+        if !table_elements.is_multiple_of(p) || table_elements / p < positions {
+            let expected = format!("{p} elements for each of at least {positions} positions");
+            return Err(KernelError::shape(kernel, "table", expected, table_elements));
+        }
+        Ok(())
     }
 
     /// b and t.
@@ -51,7 +80,7 @@ impl AttentionShape {
         self.sequences
     }
 
-    /// h, heads.
+    /// h, heads of queries.
     pub fn heads(self) -> usize {
         self.heads
     }
@@ -61,9 +90,24 @@ impl AttentionShape {
         self.head_width
     }
 
-    /// h p, the columns of queries, keys and values.
+    /// g, heads of keys and values.
+    pub fn key_value_heads(self) -> usize {
+        self.key_value_heads
+    }
+
+    /// h / g, the heads of queries that share one of keys and values.
+    pub fn group(self) -> usize {
+        self.heads / self.key_value_heads
+    }
+
+    /// h p, the columns of queries.
     pub fn width(self) -> usize {
         self.heads * self.head_width
+    }
+
+    /// g p, the columns of keys, and of values.
+    pub fn key_value_width(self) -> usize {
+        self.key_value_heads * self.head_width
     }
 
     /// The factor of `q . k`.

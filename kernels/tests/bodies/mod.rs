@@ -13,6 +13,7 @@ pub mod attention_cached;
 pub mod attention_case;
 pub mod attention_refusals;
 pub mod attention_repeats;
+pub mod attention_shared_keys;
 pub mod biased_products;
 pub mod causal_conv1d;
 pub mod causal_conv1d_piece;
@@ -21,6 +22,7 @@ pub mod device;
 pub mod documents;
 pub mod draw;
 pub mod embedding;
+pub mod gated_silu;
 pub mod gradient_sums;
 pub mod graphs;
 pub mod inputs;
@@ -37,6 +39,7 @@ pub mod pieces;
 pub mod refusal_case;
 pub mod refusals;
 pub mod rms_norm;
+pub mod rotary;
 pub mod row_maps;
 pub mod scan_case;
 pub mod selective_scan;
@@ -67,6 +70,9 @@ macro_rules! every_body {
                 layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
                 gelu_agrees: bodies::row_maps::gelu_agrees;
                 gelu_saturates: bodies::row_maps::gelu_saturates;
+                gated_silu_agrees: bodies::gated_silu::agrees;
+                gated_silu_saturates: bodies::gated_silu::saturates;
+                rotary_agrees: bodies::rotary::agrees;
                 biases_agree: bodies::row_maps::biases_agree;
                 clamps_agree: bodies::row_maps::clamps_agree;
                 causal_conv1d_agrees: bodies::causal_conv1d::agrees;
@@ -135,6 +141,8 @@ macro_rules! every_body {
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
                 layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
                 row_maps_refuse_shapes: bodies::row_maps::refuse_shapes;
+                gated_silu_refuses_shapes: bodies::gated_silu::refuses_shapes;
+                rotary_refuses_shapes: bodies::rotary::refuses_shapes;
                 causal_conv1d_refuses_shapes: bodies::sequence_refusals::causal_conv1d;
                 causal_conv1d_pieces_refuse_shapes: bodies::sequence_refusals::causal_conv1d_piece;
                 selective_scan_refuses_shapes: bodies::sequence_refusals::selective_scan;
@@ -156,6 +164,8 @@ macro_rules! every_body {
                 attention_keeps_unseen_nan_out: bodies::attention::unseen_nan_stays;
                 attention_cached_agrees: bodies::attention_cached::agrees;
                 attention_steps_agree: bodies::attention_cached::steps_agree;
+                attention_of_shared_keys_is_that_of_repeated_ones: bodies::attention_shared_keys::are_repeated_keys;
+                attention_cached_of_shared_keys_is_that_of_repeated_ones: bodies::attention_shared_keys::are_repeated_in_caches;
                 attention_cached_is_the_same_in_any_cut: bodies::attention_cached::cuts_change_nothing;
             }
             of_one_in_groups {

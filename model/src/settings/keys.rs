@@ -13,6 +13,7 @@ impl ModelKind {
             Self::Mamba => "mamba",
             Self::Mpt => "mpt",
             Self::GptNeo => "gpt_neo",
+            Self::Llama => "llama",
             Self::Hybrid => "hybrid",
         }
     }
@@ -23,6 +24,7 @@ impl ModelKind {
             Self::Mamba => &["d_state", "d_conv", "expand"],
             Self::Mpt => &["n_heads", "expansion", "max_seq_len"],
             Self::GptNeo => &["n_heads", "expansion", "max_seq_len", "window_size"],
+            Self::Llama => &["n_heads", "n_kv_heads", "mlp_width"],
             Self::Hybrid => {
                 &["d_state", "d_conv", "expand", "n_heads", "expansion", "layer_pattern"]
             }
@@ -59,6 +61,18 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
             "max_seq_len",
             "window_size",
         ],
+        ModelKind::Llama => &[
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "n_heads",
+            "n_kv_heads",
+            "mlp_width",
+            "max_seq_len",
+            "rope_theta",
+            "window_size",
+            "qkv_bias",
+        ],
         ModelKind::Hybrid => &[
             "vocab_size",
             "d_model",
@@ -76,7 +90,7 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
 
 impl ModelSettings {
     /// Every key that says something about numbers, with its value where it has one.
-    fn given(&self) -> [(&'static str, Option<String>); 18] {
+    fn given(&self) -> [(&'static str, Option<String>); 22] {
         fn shown<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
         }
@@ -90,6 +104,10 @@ impl ModelSettings {
             ("expand", shown(self.expand)),
             ("dt_rank", shown(self.dt_rank)),
             ("n_heads", shown(self.n_heads)),
+            ("n_kv_heads", shown(self.n_kv_heads)),
+            ("mlp_width", shown(self.mlp_width)),
+            ("rope_theta", shown(self.rope_theta)),
+            ("qkv_bias", shown(self.qkv_bias)),
             ("expansion", shown(self.expansion)),
             ("max_seq_len", shown(self.max_seq_len)),
             ("alibi", shown(self.alibi)),

@@ -3,7 +3,7 @@
 //! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
 //! the lane as soon as it is complete.
 
-use tidemill_kernels::backend::{AttentionInputs, GeluGradients, Output};
+use tidemill_kernels::backend::{AttentionInputs, Output};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -53,30 +53,11 @@ impl<B: Backend> Backward<'_, B> {
         grad: &mut ResidualGradient<B>,
     ) -> Result<()> {
         let Self { block, rows, saved, .. } = *self;
-        let (count, width) = (rows.grains.rows(), block.mlp_width());
         let TransformerScratch { activated, gradients, .. } = &mut *self.scratch;
         let TransformerGradients { activated: gradient, bias, .. } = gradients;
-        let grad_out = grad.rounded(device, count, block.width())?;
-        let mut gradient = SliceMut::all(gradient).matrix(count, width)?;
-        let map = &block.down_proj;
-        let output = Output::Overwrite;
-        map.backward_input(device, gradient.reborrow(), grad_out, rows.parameters, output)?;
-        let dbias = block.up_proj.bias_gradients(bias, rows.grains)?;
-        device.backend.gelu_backward(
-            device.stream,
-            GeluGradients {
-                gradient,
-                out: SliceMut::all(&mut *activated).matrix(count, width)?,
-                dbias,
-            },
-            Slice::all(&saved.up).matrix(count, width)?,
-            block.up_proj.bias(rows.parameters)?,
-            rows.grains,
-            block.gelu,
-        )?;
-        block.up_proj.add_bias_gradients(device, &mut self.lane, bias, rows.grains)?;
-        let sides = [grad_out, Slice::all(&*activated).matrix(count, width)?];
-        map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)
+        let grad_out = grad.rounded(device, rows.grains.rows(), block.width())?;
+        let (mlp, lane) = (&block.mlp, &mut self.lane);
+        mlp.backward_down(device, gradient, activated, lane, grad_out, &saved.up, bias, rows)
     }
 
     /// From the gradient of `up` to that of `middle`.
@@ -89,14 +70,10 @@ impl<B: Backend> Backward<'_, B> {
         let (count, width) = (rows.grains.rows(), block.width());
         let TransformerScratch { norm, normed, gradients, .. } = &mut *self.scratch;
         forward::normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
-        let TransformerGradients { normed: grad_normed, activated: grad_up, .. } = gradients;
-        let grad_up = Slice::all(&*grad_up).matrix(count, block.mlp_width())?;
+        let TransformerGradients { normed: grad_normed, activated: grad_up, bias, .. } = gradients;
         let input = Slice::all(&*normed).matrix(count, width)?;
-        let map = &block.up_proj;
-        // The gradient of its bias was formed with that of `up`.
-        map.backward_weight(device, &mut self.lane, [grad_up, input], rows.grains)?;
-        let out = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
-        map.backward_input(device, out, grad_up, rows.parameters, Output::Overwrite)?;
+        let (mlp, lane) = (&block.mlp, &mut self.lane);
+        mlp.backward_up(device, grad_normed, lane, grad_up, input, bias, rows)?;
         block.norm_2.backward(
             device,
             grad,
@@ -133,6 +110,7 @@ impl<B: Backend> Backward<'_, B> {
         query_key_value.prepare(block, device, &saved.qkv, rows)?;
         let [q, k, v] = query_key_value.matrices(block, &saved.qkv, count)?;
         let slopes = saved.slopes.as_ref().map(Slice::all);
+        let shape = block.attention_shape(pass.shape)?;
         device.backend.attention_backward(
             device.stream,
             SliceMut::all(&mut *qkv).matrix(count, 3 * width)?,
@@ -140,8 +118,9 @@ impl<B: Backend> Backward<'_, B> {
             Slice::all(&saved.attended).matrix(count, width)?,
             Slice::new(&saved.log_sum_exp, 0, count * block.attention.heads)?,
             AttentionInputs { q, k, v, slopes, starts: pass.starts },
-            block.attention_shape(pass.shape)?,
+            shape,
         )?;
+        query_key_value.turn_back(block, device, qkv, pass.starts, shape)?;
         query_key_value.backward(block, device, qkv, &mut self.lane, &saved.qkv, rows)
     }
 

@@ -1,19 +1,18 @@
 //! One transformer block: attention and an MLP, each over a norm and beside the residual stream.
 //!
 //! ```text
-//! [q | k | v] = norm_1(input) projections^T + bias              [b t, h p] each
-//! middle      = input + attention(q, k, v) out_proj^T + bias    after clipping and norms of q and k
-//! up          = norm_2(middle) up_proj^T                        [b t, f]
-//! out         = middle + gelu(up + bias) down_proj^T + bias
+//! [q | k | v] = norm_1(input) projections^T + bias              [b t, h p], and [b t, g p] twice
+//! middle      = input + attention(q, k, v) out_proj^T + bias    after clipping and norms of q and k, or rotary positions
+//! out         = middle + mlp(norm_2(middle))
 //! ```
 //!
-//! Forward keeps `[q | k | v]` as projected, attention's output with the logarithms of its sums, `middle` and `up`. Backward
-//! forms again what is cheap: norms, clipping and GELU.
+//! Forward keeps `[q | k | v]` as projected, or as turned by rotary positions, attention's output with the logarithms of its sums,
+//! `middle` and what the MLP's activation function is of. Backward forms again what is cheap: norms, clipping and the function.
 
 use std::num::NonZeroUsize;
 
-use tidemill_kernels::backend::{Gelu, KernelGroup};
-use tidemill_kernels::shape::AttentionShape;
+use tidemill_kernels::backend::KernelGroup;
+use tidemill_kernels::shape::{AttentionShape, SequenceShape};
 use tidemill_kernels::{Backend, SliceMut};
 
 use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scratch_bytes};
@@ -21,16 +20,20 @@ use crate::error::Result;
 use crate::linear::Linear;
 use crate::norm::{Norm, NormScratch};
 use crate::trainable::{Device, MicrobatchShape};
+use crate::transformer::mlp::Mlp;
 use crate::transformer::query_key_value::{QueryKeyNorms, QueryKeyValueScratch};
+use crate::transformer::rotary::Rotary;
 use crate::transformer::{backward, forward};
 
 /// How a block attends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// h
+    /// h, heads of queries.
     pub heads: usize,
     /// p, the width of a head.
     pub head_width: usize,
+    /// Rotary positions, where the model has them: neither clips nor norms of queries and keys stand beside them.
+    pub rotary: Option<Rotary>,
     /// The factor of `q . k`.
     pub scale: f32,
     /// How many positions a query sees at most, its own among them; `None`: all before it.
@@ -45,6 +48,28 @@ impl Attention {
     /// h p
     pub fn width(&self) -> usize {
         self.heads * self.head_width
+    }
+
+    /// g, heads of keys and values.
+    pub fn key_value_heads(&self) -> usize {
+        self.rotary.map_or(self.heads, |rotary| rotary.key_value_heads)
+    }
+
+    /// g p
+    pub fn key_value_width(&self) -> usize {
+        self.key_value_heads() * self.head_width
+    }
+
+    /// (h + 2 g) p, the columns of `[q | k | v]`.
+    pub fn projected_width(&self) -> usize {
+        self.width() + 2 * self.key_value_width()
+    }
+
+    /// The shape of attention over `sequences`.
+    pub(crate) fn shape(&self, sequences: SequenceShape) -> Result<AttentionShape> {
+        let Self { heads, head_width, scale, window, .. } = *self;
+        let shape = AttentionShape::new(sequences, heads, head_width, scale, window)?;
+        Ok(shape.with_key_value_heads(self.key_value_heads())?)
     }
 
     /// `slopes[h]` on the device, where there are some.
@@ -75,17 +100,13 @@ pub struct TransformerBlock {
     pub out_proj: Linear,
     /// Before the MLP.
     pub norm_2: Norm,
-    /// From d to f.
-    pub up_proj: Linear,
-    /// Which GELU lies between the two.
-    pub gelu: Gelu,
-    /// From f to the residual stream.
-    pub down_proj: Linear,
+    /// Beside the residual stream, as attention is.
+    pub mlp: Mlp,
 }
 
 /// What the forward pass of a [`TransformerBlock`] leaves for its backward pass.
 pub struct TransformerSaved<B: Backend> {
-    /// `qkv[b t, 3 h p]` as projected, biases included.
+    /// `qkv[b t, (h + 2 g) p]` as projected, biases included, and as turned by rotary positions.
     pub(crate) qkv: B::Buffer<B::Activation>,
     /// `attended[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,
@@ -93,7 +114,7 @@ pub struct TransformerSaved<B: Backend> {
     pub(crate) log_sum_exp: B::Buffer<f32>,
     /// `middle[b t, d]`
     pub(crate) middle: B::Buffer<f32>,
-    /// `up[b t, f]`, without its bias.
+    /// `up[b t, f]` without its bias, or `[gate | up][b t, 2 f]`.
     pub(crate) up: B::Buffer<B::Activation>,
     /// `slopes[h]`, written when memory is planned.
     pub(crate) slopes: Option<B::Buffer<f32>>,
@@ -105,7 +126,7 @@ pub struct TransformerScratch<B: Backend> {
     /// `normed[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
     pub(crate) query_key_value: QueryKeyValueScratch<B>,
-    /// `activated[b t, f]`: `gelu(up)`
+    /// `activated[b t, f]`
     pub(crate) activated: B::Buffer<B::Activation>,
     /// Used by backward alone.
     pub(crate) gradients: TransformerGradients<B>,
@@ -115,11 +136,11 @@ pub struct TransformerScratch<B: Backend> {
 pub struct TransformerGradients<B: Backend> {
     /// `[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
-    /// `[b t, f]`, then that of `up`.
+    /// As wide as what the MLP's activation function is of, whose gradient it is.
     pub(crate) activated: B::Buffer<B::Activation>,
     /// `[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,
-    /// `[b t, 3 h p]`
+    /// `[b t, 3 h p]`, whose first `(h + 2 g) p` columns become that of the projections.
     pub(crate) qkv: B::Buffer<B::Activation>,
     /// `[grains, outputs]` of the widest linear map that has a bias.
     pub(crate) bias: B::Buffer<f32>,
@@ -133,17 +154,17 @@ impl TransformerBlock {
 
     /// f
     pub(crate) fn mlp_width(&self) -> usize {
-        self.up_proj.outputs
+        self.mlp.width()
     }
 
     pub(crate) fn attention_shape(&self, shape: MicrobatchShape) -> Result<AttentionShape> {
-        let Attention { heads, head_width, scale, window, .. } = self.attention;
-        Ok(AttentionShape::new(shape.sequences()?, heads, head_width, scale, window)?)
+        self.attention.shape(shape.sequences()?)
     }
 
     /// What the block launches beside `attention`.
     pub(crate) fn kernels_around(&self, attention: KernelGroup) -> Vec<KernelGroup> {
-        let mut kernels = vec![self.norm_1.kernels(), attention, KernelGroup::Gelu];
+        let mut kernels = vec![self.norm_1.kernels(), attention, self.mlp.kernels()];
+        kernels.extend(self.attention.rotary.map(|_| KernelGroup::Rotary));
         if self.most_biases() > 0 || self.attention.clip.is_some() {
             kernels.push(KernelGroup::Bias);
         }
@@ -157,11 +178,18 @@ impl TransformerBlock {
         self.query_key_norms.as_ref().map(|norms| &norms.query)
     }
 
+    /// Its linear maps.
+    fn maps(&self) -> impl Iterator<Item = &Linear> {
+        self.projections.iter().chain([&self.out_proj]).chain(self.mlp.maps())
+    }
+
     /// Outputs of the widest linear map that has a bias.
     fn most_biases(&self) -> usize {
-        let maps = [&self.out_proj, &self.up_proj, &self.down_proj];
-        let maps = self.projections.iter().chain(maps);
-        maps.filter(|map| map.bias.is_some()).map(|map| map.outputs).max().unwrap_or_default()
+        self.maps()
+            .filter(|map| map.bias.is_some())
+            .map(|map| map.outputs)
+            .max()
+            .unwrap_or_default()
     }
 }
 
@@ -172,11 +200,12 @@ impl<B: Backend> Block<B> for TransformerBlock {
     /// Windows and clips may differ in all but whether there is one; slopes lie in what forward leaves.
     fn is_alike(&self, other: &Self) -> bool {
         let sizes = |block: &Self| {
-            let Attention { heads, head_width, clip, .. } = block.attention;
+            let Attention { heads, head_width, rotary, clip, .. } = block.attention;
             let norms = [Some(&block.norm_1), Some(&block.norm_2), block.query_key_norm()];
             let norms = norms.map(|norm| norm.map(|norm| (norm.kind, norm.bias.is_some())));
-            let widths = (block.width(), block.mlp_width(), block.most_biases());
-            (heads, head_width, clip.is_some(), norms, widths)
+            let of_mlp = (block.mlp_width(), block.mlp.up_width());
+            let widths = (block.width(), of_mlp, block.most_biases());
+            (heads, head_width, rotary, clip.is_some(), norms, widths)
         };
         sizes(self) == sizes(other) && self.attention.slopes == other.attention.slopes
     }
@@ -190,11 +219,11 @@ impl<B: Backend> Block<B> for TransformerBlock {
         let Device { backend, stream } = device;
         let (rows, width) = (shape.sequences()?.rows(), self.attention.width());
         Ok(TransformerSaved {
-            qkv: backend.allocate(stream, rows * 3 * width)?,
+            qkv: backend.allocate(stream, rows * self.attention.projected_width())?,
             attended: backend.allocate(stream, rows * width)?,
             log_sum_exp: backend.allocate(stream, rows * self.attention.heads)?,
             middle: backend.allocate(stream, rows * self.width())?,
-            up: backend.allocate(stream, rows * self.mlp_width())?,
+            up: backend.allocate(stream, rows * self.mlp.up_width())?,
             slopes,
         })
     }
@@ -206,7 +235,7 @@ impl<B: Backend> Block<B> for TransformerBlock {
     ) -> Result<Self::Scratch> {
         let grains = shape.grain_rows()?;
         let norm = self.norm_1.plan(device, grains)?;
-        let query_key_value = QueryKeyValueScratch::plan(self, device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(self, device, grains, shape.positions)?;
         let Device { backend, stream } = device;
         let (rows, width) = (grains.rows(), self.attention.width());
         Ok(TransformerScratch {
@@ -216,7 +245,7 @@ impl<B: Backend> Block<B> for TransformerBlock {
             activated: backend.allocate(stream, rows * self.mlp_width())?,
             gradients: TransformerGradients {
                 normed: backend.allocate(stream, rows * self.width())?,
-                activated: backend.allocate(stream, rows * self.mlp_width())?,
+                activated: backend.allocate(stream, rows * self.mlp.up_width())?,
                 attended: backend.allocate(stream, rows * width)?,
                 qkv: backend.allocate(stream, rows * 3 * width)?,
                 bias: backend.allocate(stream, grains.grains() * self.most_biases())?,
@@ -230,21 +259,25 @@ impl<B: Backend> Block<B> for TransformerBlock {
 
     fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
         let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
+        let (projected, up) = (self.attention.projected_width(), self.mlp.up_width());
         let activation = size_of::<B::Activation>();
         let clipped = self.attention.clip.map_or(0, |_| 3 * width);
         let normed = self.query_key_norms.as_ref().map_or(0, |_| 2 * width);
         let forward = activation * (d + f + clipped + normed);
-        let backward = activation * (d + f + 4 * width) + 3 * 4 * d;
+        let backward = activation * (d + up + 4 * width) + 3 * 4 * d;
+        let table = self.attention.rotary.map_or(0, |_| 4 * self.attention.head_width);
         let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);
         let one = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
         let of_attention = backend.attention_scratch_bytes(self.attention_shape(one)?);
-        let others = [&self.out_proj, &self.up_proj, &self.down_proj];
-        let maps = self.projections.iter().chain(others);
-        let weights: Vec<[usize; 2]> = maps.map(|map| [map.outputs, map.inputs]).collect();
+        let weights: Vec<[usize; 2]> = self.maps().map(|map| [map.outputs, map.inputs]).collect();
         let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         Ok(SampleBytes {
-            saved: positions * (activation * (4 * width + f) + 4 * (self.attention.heads + d)),
-            scratch: positions * (forward + backward) + of_parameters + of_attention + of_weights,
+            saved: positions
+                * (activation * (projected + width + up) + 4 * (self.attention.heads + d)),
+            scratch: positions * (forward + backward + table)
+                + of_parameters
+                + of_attention
+                + of_weights,
         })
     }
 

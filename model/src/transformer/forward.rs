@@ -11,7 +11,7 @@ use crate::linear::{Linear, Products};
 use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::Device;
 use crate::transformer::block::{TransformerBlock, TransformerSaved, TransformerScratch};
-use crate::transformer::query_key_value::Rows;
+use crate::transformer::query_key_value::{Places, Rows};
 
 /// `out = middle + mlp(norm_2(middle))`, where `middle = input + attention(norm_1(input))`
 pub(crate) fn run<B: Backend>(
@@ -28,6 +28,9 @@ pub(crate) fn run<B: Backend>(
     normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
     project(block, device, Products::Library, &mut saved.qkv, normed, rows)?;
     query_key_value.prepare(block, device, &saved.qkv, rows)?;
+    let shape = block.attention_shape(pass.shape)?;
+    let places = Places { starts: pass.starts, past: None };
+    query_key_value.turn(block, device, &mut saved.qkv, places, shape)?;
     let [q, k, v] = query_key_value.matrices(block, &saved.qkv, grains.rows())?;
     let slopes = saved.slopes.as_ref().map(Slice::all);
     device.backend.attention_forward(
@@ -35,7 +38,7 @@ pub(crate) fn run<B: Backend>(
         SliceMut::all(&mut saved.attended).matrix(grains.rows(), block.attention.width())?,
         SliceMut::new(&mut saved.log_sum_exp, 0, grains.rows() * block.attention.heads)?,
         AttentionInputs { q, k, v, slopes, starts: pass.starts },
-        block.attention_shape(pass.shape)?,
+        shape,
     )?;
     let input = Slice::all(pass.input).matrix(grains.rows(), width)?;
     let attended = Slice::all(&saved.attended).matrix(grains.rows(), block.attention.width())?;
@@ -44,13 +47,12 @@ pub(crate) fn run<B: Backend>(
 
     normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
     let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
-    let up = SliceMut::all(&mut saved.up).matrix(grains.rows(), block.mlp_width())?;
-    block.up_proj.product(device, Products::Library, up, normed, pass.parameters)?;
-    activate(block, device, activated, &saved.up, rows)?;
+    block.mlp.project(device, Products::Library, &mut saved.up, normed, rows)?;
+    block.mlp.activate(device, activated, &saved.up, rows)?;
     let middle = Slice::all(&saved.middle).matrix(grains.rows(), width)?;
     let activated = Slice::all(&*activated).matrix(grains.rows(), block.mlp_width())?;
     let out = SliceMut::all(out).matrix(grains.rows(), width)?;
-    block.down_proj.forward_onto(device, out, middle, activated, pass.parameters)
+    block.mlp.down_proj.forward_onto(device, out, middle, activated, pass.parameters)
 }
 
 /// `normed = norm(input)`
@@ -92,7 +94,7 @@ pub(crate) fn project<B: Backend>(
     if products == Products::Ordered
         && let Some(all) = side_by_side(&block.projections)
     {
-        let outputs = 3 * block.attention.width();
+        let outputs = block.attention.projected_width();
         let qkv = SliceMut::all(qkv).matrix(count, outputs)?;
         let weight = rows.parameters.weight(&all, outputs, block.width())?;
         return products.multiply(device, qkv, normed, weight);
@@ -100,7 +102,7 @@ pub(crate) fn project<B: Backend>(
     let mut first = 0;
     for map in &block.projections {
         let qkv: MatrixMut<'_, B, _> =
-            SliceMut::all(&mut *qkv).matrix(count, 3 * block.attention.width())?;
+            SliceMut::all(&mut *qkv).matrix(count, block.attention.projected_width())?;
         let out = qkv.columns(first, map.outputs)?;
         map.forward(device, products, out, normed, rows.parameters)?;
         first += map.outputs;
@@ -114,22 +116,4 @@ fn side_by_side(maps: &[Linear]) -> Option<Range<usize>> {
     let are_neighbours = maps.windows(2).all(|pair| pair[0].weight.end == pair[1].weight.start);
     let have_biases = maps.iter().any(|map| map.bias.is_some());
     (are_neighbours && !have_biases).then_some(first.weight.start..last.weight.end)
-}
-
-/// `activated = gelu(up + bias)`
-pub(crate) fn activate<B: Backend>(
-    block: &TransformerBlock,
-    device: &mut Device<'_, B>,
-    activated: &mut B::Buffer<B::Activation>,
-    up: &B::Buffer<B::Activation>,
-    rows: Rows<'_, B>,
-) -> Result<()> {
-    let (count, width) = (rows.grains.rows(), block.mlp_width());
-    Ok(device.backend.gelu_forward(
-        device.stream,
-        SliceMut::all(activated).matrix(count, width)?,
-        Slice::all(up).matrix(count, width)?,
-        block.up_proj.bias(rows.parameters)?,
-        block.gelu,
-    )?)
 }

@@ -5,7 +5,7 @@
 //! written over.
 
 use tidemill_kernels::backend::{GrowingCache, KernelGroup, KeyValueCache};
-use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
+use tidemill_kernels::shape::{GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
@@ -13,14 +13,14 @@ use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
-use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
+use crate::transformer::query_key_value::{Places, QueryKeyValueScratch, Rows};
 use crate::transformer::{TransformerBlock, forward};
 
 /// What a [`TransformerBlock`] remembers.
 pub struct TransformerState<B: Backend> {
-    /// `keys[b, capacity, h p]`
+    /// `keys[b, capacity, g p]`
     keys: B::Buffer<B::Activation>,
-    /// `values[b, capacity, h p]`
+    /// `values[b, capacity, g p]`
     values: B::Buffer<B::Activation>,
     capacity: usize,
     /// `slopes[h]`
@@ -32,12 +32,12 @@ pub struct TransformerRows<B: Backend> {
     norm: NormScratch<B>,
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
-    /// `qkv[b t, 3 h p]`
+    /// `qkv[b t, (h + 2 g) p]`
     qkv: B::Buffer<B::Activation>,
     query_key_value: QueryKeyValueScratch<B>,
     /// `attended[b t, h p]`
     attended: B::Buffer<B::Activation>,
-    /// `up[b t, f]`
+    /// `up[b t, f]`, or `[gate | up][b t, 2 f]`
     up: B::Buffer<B::Activation>,
     /// `activated[b t, f]`
     activated: B::Buffer<B::Activation>,
@@ -59,8 +59,10 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
         let capacity = capacity(room);
-        let elements =
-            room.sequences.saturating_mul(capacity).saturating_mul(self.attention.width());
+        let elements = room
+            .sequences
+            .saturating_mul(capacity)
+            .saturating_mul(self.attention.key_value_width());
         let slopes = self.attention.slopes_on(device)?;
         let Device { backend, stream } = device;
         let keys = backend.allocate(stream, elements)?;
@@ -72,22 +74,22 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let (rows, width) = (room.rows, self.attention.width());
         let grains = GrainRows::new(rows, rows)?;
         let norm = self.norm_1.plan(device, grains)?;
-        let query_key_value = QueryKeyValueScratch::plan(self, device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(self, device, grains, capacity(room))?;
         let Device { backend, stream } = device;
         Ok(TransformerRows {
             norm,
             normed: backend.allocate(stream, rows * self.width())?,
-            qkv: backend.allocate(stream, rows * 3 * width)?,
+            qkv: backend.allocate(stream, rows * self.attention.projected_width())?,
             query_key_value,
             attended: backend.allocate(stream, rows * width)?,
-            up: backend.allocate(stream, rows * self.mlp_width())?,
+            up: backend.allocate(stream, rows * self.mlp.up_width())?,
             activated: backend.allocate(stream, rows * self.mlp_width())?,
         })
     }
 
     fn state_bytes(&self, room: Room) -> usize {
         let positions = room.sequences.saturating_mul(capacity(room));
-        let elements = positions.saturating_mul(2 * self.attention.width());
+        let elements = positions.saturating_mul(2 * self.attention.key_value_width());
         elements.saturating_mul(size_of::<B::Activation>())
     }
 
@@ -102,7 +104,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         state: &mut TransformerState<B>,
         kept: &[usize],
     ) -> Result<()> {
-        let elements = state.capacity * self.attention.width();
+        let elements = state.capacity * self.attention.key_value_width();
         keep_rows(device, &mut state.keys, elements, kept)?;
         keep_rows(device, &mut state.values, elements, kept)
     }
@@ -115,7 +117,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         from: &TransformerState<B>,
         positions: usize,
     ) -> Result<()> {
-        let width = self.attention.width();
+        let width = self.attention.key_value_width();
         let (elements, count) = (state.capacity * width, positions * width);
         adopt_row(device, (&mut state.keys, elements), place, (&from.keys, count))?;
         adopt_row(device, (&mut state.values, elements), place, (&from.values, count))
@@ -138,17 +140,12 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
         forward::project(self, device, products, qkv, normed, rows)?;
         query_key_value.prepare(self, device, qkv, rows)?;
-        let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
-        let elements = pass.piece.sequences() * state.capacity * width;
         let sequences = SequenceShape::new(pass.piece.sequences(), pass.piece.positions())?;
-        let attention = &self.attention;
-        let shape = AttentionShape::new(
-            sequences,
-            attention.heads,
-            attention.head_width,
-            attention.scale,
-            attention.window,
-        )?;
+        let shape = self.attention.shape(sequences)?;
+        let places = Places { starts: None, past: Some(pass.past) };
+        query_key_value.turn(self, device, qkv, places, shape)?;
+        let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
+        let elements = pass.piece.sequences() * state.capacity * self.attention.key_value_width();
         let slopes = state.slopes.as_ref().map(Slice::all);
         let out = SliceMut::all(&mut *attended).matrix(count, width)?;
         if products == Products::Ordered {
@@ -185,16 +182,10 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         self.out_proj.forward_residual(device, products, out, attended, parameters)?;
         forward::normalize(&self.norm_2, device, normed, norm, residual, rows)?;
         let normed = Slice::all(&*normed).matrix(count, d)?;
-        self.up_proj.product(
-            device,
-            products,
-            SliceMut::all(&mut *up).matrix(count, f)?,
-            normed,
-            parameters,
-        )?;
-        forward::activate(self, device, activated, up, rows)?;
+        self.mlp.project(device, products, up, normed, rows)?;
+        self.mlp.activate(device, activated, up, rows)?;
         let activated = Slice::all(&*activated).matrix(count, f)?;
         let out = SliceMut::all(residual).matrix(count, d)?;
-        self.down_proj.forward_residual(device, products, out, activated, parameters)
+        self.mlp.down_proj.forward_residual(device, products, out, activated, parameters)
     }
 }

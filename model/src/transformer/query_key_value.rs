@@ -1,17 +1,18 @@
-//! What stands between the projections and attention: clipping, and a layer norm over queries and over keys.
+//! What stands between the projections and attention: clipping and a layer norm over queries and over keys, or rotary positions.
 //!
 //! ```text
 //! [q | k | v] = clamp([q | k | v], -clip, clip)        where the model clips
 //! q, k        = layer_norm(q), layer_norm(k)           over all heads together, where the model norms
 //! ```
 //!
-//! Both are cheap, so backward forms them again from the projections' product.
+//! Both are cheap, so backward forms them again from the projections' product. Rotary positions turn queries and keys where they are
+//! projected, and stay.
 
-use tidemill_kernels::backend::{NormGradient, NormInput};
-use tidemill_kernels::shape::{GrainRows, NormShape};
+use tidemill_kernels::backend::{NormGradient, NormInput, RotaryInputs};
+use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::lease::Lease;
 use crate::norm::Norm;
 use crate::trainable::Device;
@@ -38,6 +39,16 @@ pub(crate) struct QueryKeyValueScratch<B: Backend> {
     clipped: Option<B::Buffer<B::Activation>>,
     /// Of a model that norms.
     norms: Option<NormsScratch<B>>,
+    /// `table[positions, p]` of rotary positions.
+    table: Option<B::Buffer<f32>>,
+}
+
+/// Where rows stand, for rotary positions.
+pub(crate) struct Places<'a, B: Backend> {
+    /// `starts[b t]`: the position in its sample of the first token of the row's document.
+    pub starts: Option<Slice<'a, B, u32>>,
+    /// `past[b]`: positions of each sequence before its rows.
+    pub past: Option<Slice<'a, B, u32>>,
 }
 
 struct NormsScratch<B: Backend> {
@@ -69,7 +80,17 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         block: &TransformerBlock,
         device: &mut Device<'_, B>,
         grains: GrainRows,
+        positions: usize,
     ) -> Result<Self> {
+        let attention = &block.attention;
+        let table = match attention.rotary {
+            Some(_) if attention.clip.is_some() || block.query_key_norms.is_some() => {
+                let expected = "neither a clip nor norms of queries and keys";
+                return Err(ModelError::config("rotary positions", expected, "some"));
+            }
+            Some(rotary) => Some(rotary.table_on(device, positions, attention.head_width)?),
+            None => None,
+        };
         let Device { backend, stream } = device;
         let (rows, width) = (grains.rows(), block.attention.width());
         let clipped = match block.attention.clip {
@@ -89,7 +110,42 @@ impl<B: Backend> QueryKeyValueScratch<B> {
             }
             None => None,
         };
-        Ok(Self { clipped, norms })
+        Ok(Self { clipped, norms, table })
+    }
+
+    /// Turns queries and keys of `qkv[b t, (h + 2 g) p]` by the angles of their positions, where the model does.
+    pub(crate) fn turn(
+        &self,
+        block: &TransformerBlock,
+        device: &mut Device<'_, B>,
+        qkv: &mut B::Buffer<B::Activation>,
+        places: Places<'_, B>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let Some(table) = &self.table else { return Ok(()) };
+        let attention = &block.attention;
+        let qkv: MatrixMut<'_, B, _> =
+            SliceMut::all(qkv).matrix(shape.sequences().rows(), attention.projected_width())?;
+        let qk = qkv.columns(0, attention.width() + attention.key_value_width())?;
+        let Places { starts, past } = places;
+        let inputs = RotaryInputs { table: Slice::all(table), starts, past };
+        Ok(device.backend.rotary_forward(device.stream, qk, inputs, shape)?)
+    }
+
+    /// Leaves in the first `(h + 2 g) p` columns of `dqkv[b t, 3 h p]` the gradient of what [`turn`](Self::turn) was given.
+    pub(crate) fn turn_back(
+        &self,
+        block: &TransformerBlock,
+        device: &mut Device<'_, B>,
+        dqkv: &mut B::Buffer<B::Activation>,
+        starts: Option<Slice<'_, B, u32>>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let Some(table) = &self.table else { return Ok(()) };
+        let rows = shape.sequences().rows();
+        let dqkv = SliceMut::all(dqkv).matrix(rows, 3 * block.attention.width())?;
+        let inputs = RotaryInputs { table: Slice::all(table), starts, past: None };
+        Ok(device.backend.rotary_backward(device.stream, dqkv, inputs, shape)?)
     }
 
     /// Forms what attention reads of the projections' product `qkv[b t, 3 h p]`.
@@ -102,7 +158,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let (rows, width) = (pass.grains.rows(), block.attention.width());
-        let qkv = Slice::all(qkv).matrix(rows, 3 * width)?;
+        let qkv = Slice::all(qkv).matrix(rows, block.attention.projected_width())?;
         if let (Some(clipped), Some(clip)) = (&mut self.clipped, block.attention.clip) {
             let clipped = SliceMut::all(clipped).matrix(rows, 3 * width)?;
             backend.clamp(stream, clipped, qkv, clip)?;
@@ -131,21 +187,22 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(())
     }
 
-    /// `q[b t, h p]`, `k[b t, h p]` and `v[b t, h p]` as attention reads them, once [`prepare`](Self::prepare) has run.
+    /// `q[b t, h p]`, `k[b t, g p]` and `v[b t, g p]` as attention reads them, once [`prepare`](Self::prepare) has run.
     pub(crate) fn matrices<'a>(
         &'a self,
         block: &TransformerBlock,
         qkv: &'a B::Buffer<B::Activation>,
         rows: usize,
     ) -> Result<[Matrix<'a, B, B::Activation>; 3]> {
-        let width = block.attention.width();
-        let qkv = Slice::all(self.clipped.as_ref().unwrap_or(qkv)).matrix(rows, 3 * width)?;
-        let v = qkv.columns(2 * width, width)?;
+        let (width, shared) = (block.attention.width(), block.attention.key_value_width());
+        let all = block.attention.projected_width();
+        let qkv = Slice::all(self.clipped.as_ref().unwrap_or(qkv)).matrix(rows, all)?;
+        let v = qkv.columns(width + shared, shared)?;
         let qk = match &self.norms {
             Some(norms) => Slice::all(&norms.normed).matrix(rows, 2 * width)?,
             None => qkv,
         };
-        Ok([qk.columns(0, width)?, qk.columns(width, width)?, v])
+        Ok([qk.columns(0, width)?, qk.columns(width, shared)?, v])
     }
 
     /// Turns `dqkv[b t, 3 h p]`, the gradient of what attention read, into that of the projections' product `qkv`, and adds
@@ -162,7 +219,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         let Device { backend, stream } = device;
         let (rows, width) = (pass.grains.rows(), block.attention.width());
         let elements = pass.grains.grains() * width;
-        let qkv = Slice::all(qkv).matrix(rows, 3 * width)?;
+        let qkv = Slice::all(qkv).matrix(rows, block.attention.projected_width())?;
         if let (Some(scratch), Some(norms)) = (&mut self.norms, &block.query_key_norms) {
             let input = match &self.clipped {
                 Some(clipped) => Slice::all(clipped).matrix(rows, 3 * width)?,

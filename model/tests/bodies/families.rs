@@ -3,8 +3,8 @@
 use tidemill_kernels::Backend;
 use tidemill_model::mpt::{LogitScale, MptPositions};
 use tidemill_model::{
-    GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, Microbatch, MicrobatchShape,
-    ModelConfig, MptConfig, Recompute, Trainable,
+    GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, MambaConfig, Microbatch,
+    MicrobatchShape, ModelConfig, MptConfig, Recompute, Trainable,
 };
 
 use super::arm::Arm;
@@ -27,6 +27,20 @@ pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
     };
     let gpt_neo =
         GptNeoConfig { window_size: 5, max_seq_len: 160, ..GptNeoConfig::new(13, 6, 3, 2) };
+    let llama = LlamaConfig {
+        n_kv_heads: 1,
+        head_width: Some(4),
+        mlp_width: 7,
+        rope_theta: 30.0,
+        ..LlamaConfig::new(13, 6, 2, 3)
+    };
+    let qwen2 = LlamaConfig {
+        n_kv_heads: 2,
+        mlp_width: 9,
+        window_size: Some(6),
+        qkv_bias: true,
+        ..LlamaConfig::new(13, 8, 1, 4)
+    };
     let hybrid = HybridConfig {
         mamba: MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(13, 6, 3) },
         pattern: "mam".parse().expect("a pattern"),
@@ -37,6 +51,8 @@ pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
         ("mpt", alibi.into()),
         ("mpt of foundry", foundry.into()),
         ("gpt-neo", gpt_neo.into()),
+        ("llama", llama.into()),
+        ("qwen2 with a window", qwen2.into()),
         ("hybrid", hybrid.into()),
     ]
 }
@@ -55,6 +71,7 @@ pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
                 ModelConfig::Mamba(config) => &mut config.tie_embeddings,
                 ModelConfig::Mpt(config) => &mut config.tie_embeddings,
                 ModelConfig::GptNeo(config) => &mut config.tie_embeddings,
+                ModelConfig::Llama(config) => &mut config.tie_embeddings,
                 ModelConfig::Hybrid(config) => &mut config.mamba.tie_embeddings,
                 _ => panic!("{name} is of a family that is new to these tests"),
             } = tied;
@@ -73,6 +90,7 @@ pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
         // At least two blocks of each kind: one alone keeps its own.
         match &mut config {
             ModelConfig::Mpt(config) => config.n_layers = 2,
+            ModelConfig::Llama(config) => config.n_layers = 2,
             ModelConfig::Hybrid(config) => config.mamba.n_layers = 5,
             _ => {}
         }

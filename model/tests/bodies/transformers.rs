@@ -15,12 +15,26 @@ use super::arm::Arm;
 use super::fixtures::folder;
 
 /// Written by transformers, and by what LLM Foundry makes of MPT.
-pub const CASES: [&str; 7] =
-    ["tied", "untied_sharded", "bf16", "mpt", "mpt_clipped", "gpt_neo", "mpt_foundry"];
+pub const CASES: [&str; 10] = [
+    "tied",
+    "untied_sharded",
+    "bf16",
+    "mpt",
+    "mpt_clipped",
+    "gpt_neo",
+    "llama",
+    "mistral",
+    "qwen2",
+    "mpt_foundry",
+];
 
 /// Written by us, and opened by transformers.
-const OURS: [&str; 3] =
-    ["written_by_tidemill", "mpt_written_by_tidemill", "gpt_neo_written_by_tidemill"];
+const OURS: [&str; 4] = [
+    "written_by_tidemill",
+    "mpt_written_by_tidemill",
+    "gpt_neo_written_by_tidemill",
+    "llama_written_by_tidemill",
+];
 
 /// Promised are 5e-4 and 5e-2. What is seen in fp32 is 2e-6, and a test as loose as the promise would pass over much.
 const LOG_PROBABILITY_TOLERANCES: [f64; 2] = [5e-5, 5e-2];

@@ -29,7 +29,7 @@ use tidemill_model::mamba::MambaBlock;
 use tidemill_model::norm::{NewNorm, Norm, NormKind};
 use tidemill_model::parameter_list::{Bias, ParameterList};
 use tidemill_model::score::Scorer;
-use tidemill_model::transformer::{Attention, TransformerBlock, alibi_slopes};
+use tidemill_model::transformer::{Activation, Attention, Mlp, TransformerBlock, alibi_slopes};
 use tidemill_model::{
     LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Recompute, Trainable,
 };
@@ -58,6 +58,7 @@ fn attention(parameters: &mut ParameterList, index: usize) -> TransformerBlock {
         attention: Attention {
             heads: 2,
             head_width: 3,
+            rotary: None,
             scale: 0.6,
             window: None,
             slopes: Some(alibi_slopes(2, 8.0)),
@@ -66,9 +67,11 @@ fn attention(parameters: &mut ParameterList, index: usize) -> TransformerBlock {
         query_key_norms: None,
         out_proj: Linear::add(parameters, map("out_proj", d, d)),
         norm_2: Norm::add(parameters, rms_norm(name("norm_2"), d)),
-        up_proj: Linear::add(parameters, map("up_proj", d, f)),
-        gelu: Gelu::Erf,
-        down_proj: Linear::add(parameters, map("down_proj", f, d)),
+        mlp: Mlp {
+            up_proj: Linear::add(parameters, map("up_proj", d, f)),
+            activation: Activation::Gelu(Gelu::Erf),
+            down_proj: Linear::add(parameters, map("down_proj", f, d)),
+        },
     }
 }
 

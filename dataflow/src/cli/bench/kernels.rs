@@ -127,7 +127,7 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 19] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 21] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
@@ -135,9 +135,11 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 19] {
         ("causal_conv1d_silu_documents", sequences::causal_conv1d_silu_documents),
         ("attention", attention::attention),
         ("attention_alibi", attention::attention_alibi),
+        ("rotary", attention::rotary),
         ("rms_norm", rows::rms_norm),
         ("layer_norm", rows::layer_norm),
         ("gelu", feed_forward::gelu),
+        ("gated_silu", feed_forward::gated_silu),
         ("bias", feed_forward::bias),
         ("embedding", rows::embedding),
         ("cross_entropy", rows::cross_entropy),

@@ -70,14 +70,15 @@ pub(crate) fn attention_cached(
     let (samples, rows, width) =
         (shape.sequences().samples(), shape.sequences().rows(), shape.width());
     let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, width)?);
-    let held = cache.capacity.checked_mul(samples).and_then(|held| held.checked_mul(width));
+    let shared = shape.key_value_width();
+    let held = cache.capacity.checked_mul(samples).and_then(|held| held.checked_mul(shared));
     let held = held.ok_or_else(|| {
         KernelError::shape(KERNEL, "capacity", "a size that does not overflow", cache.capacity)
     })?;
     let inputs = Cached {
         q: Rows::new(KERNEL, "q", q, rows, width)?,
-        keys: Rows::packed(exactly(KERNEL, "keys", cache.keys, held)?, width),
-        values: Rows::packed(exactly(KERNEL, "values", cache.values, held)?, width),
+        keys: Rows::packed(exactly(KERNEL, "keys", cache.keys, held)?, shared),
+        values: Rows::packed(exactly(KERNEL, "values", cache.values, held)?, shared),
         capacity: cache.capacity,
         past: exactly(KERNEL, "past", cache.past, samples)?,
         slopes: match cache.slopes {
@@ -120,8 +121,8 @@ impl<'a> Cached<'a> {
         let past = self.past[place.sample] as usize;
         Head {
             q: place.columns_of(self.q, place.sample * shape.sequences().positions(), shape),
-            k: place.columns_of(self.keys, first, shape),
-            v: place.columns_of(self.values, first, shape),
+            k: place.shared_columns_of(self.keys, first, shape),
+            v: place.shared_columns_of(self.values, first, shape),
             sight: Sight::new(past, shape, None),
             scale: shape.scale(),
             slope: self.slopes.map_or(0.0, |slopes| slopes[place.head]),

@@ -70,8 +70,8 @@ impl<'a> Inputs<'a> {
         let (rows, width) = (shape.sequences().rows(), shape.width());
         Ok(Self {
             q: Rows::new(kernel, "q", inputs.q, rows, width)?,
-            k: Rows::new(kernel, "k", inputs.k, rows, width)?,
-            v: Rows::new(kernel, "v", inputs.v, rows, width)?,
+            k: Rows::new(kernel, "k", inputs.k, rows, shape.key_value_width())?,
+            v: Rows::new(kernel, "v", inputs.v, rows, shape.key_value_width())?,
             slopes: match inputs.slopes {
                 Some(slopes) => Some(exactly(kernel, "slopes", slopes, shape.heads())?),
                 None => None,
@@ -88,12 +88,12 @@ impl<'a> Inputs<'a> {
     pub(super) fn head(&self, place: HeadPlace) -> Head<'a> {
         let positions = self.shape.sequences().positions();
         let first = place.sample * positions;
-        let part = |rows: Rows<'a>| place.columns_of(rows, first, self.shape);
+        let shared = |rows: Rows<'a>| place.shared_columns_of(rows, first, self.shape);
         let starts = self.starts.map(|starts| &starts[first..first + positions]);
         Head {
-            q: part(self.q),
-            k: part(self.k),
-            v: part(self.v),
+            q: place.columns_of(self.q, first, self.shape),
+            k: shared(self.k),
+            v: shared(self.v),
             sight: Sight::new(0, self.shape, starts),
             scale: self.shape.scale(),
             slope: self.slopes.map_or(0.0, |slopes| slopes[place.head]),
@@ -122,6 +122,17 @@ impl HeadPlace {
         shape: AttentionShape,
     ) -> Rows<'a> {
         rows.part(first, self.head * shape.head_width(), shape.head_width())
+    }
+
+    /// The columns of keys or of values that the head reads, of the rows from `first` on.
+    pub(super) fn shared_columns_of<'a>(
+        self,
+        rows: Rows<'a>,
+        first: usize,
+        shape: AttentionShape,
+    ) -> Rows<'a> {
+        let head = self.head / shape.group();
+        rows.part(first, head * shape.head_width(), shape.head_width())
     }
 }
 

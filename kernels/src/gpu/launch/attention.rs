@@ -44,6 +44,8 @@ pub(super) struct Inputs {
     pub(super) tiles: u32,
     scale: f32,
     pub(super) wide: u32,
+    pub(super) group: u32,
+    unused: u32,
 }
 
 /// `AttentionForward` of attention_forward.cu.
@@ -152,6 +154,11 @@ impl Plan {
         self.shape.width()
     }
 
+    /// Columns of keys, and of values.
+    pub(super) fn shared_columns(&self) -> usize {
+        self.shape.key_value_width()
+    }
+
     pub(super) fn head_width(&self) -> HeadWidth {
         HeadWidth::of(self.shape.head_width())
     }
@@ -181,8 +188,9 @@ impl Plan {
         &self,
         what: &'static str,
         matrix: &Matrix<'_, Gpu<D, P>, P::Activation>,
+        columns: usize,
     ) -> Result<Side> {
-        let row_stride = row_stride(self.kernel, what, matrix, self.rows(), self.columns())?;
+        let row_stride = row_stride(self.kernel, what, matrix, self.rows(), columns)?;
         let sample_stride = row_stride * u64::from(self.positions);
         Ok(Side { address: matrix.address(), row_stride, sample_stride })
     }
@@ -214,6 +222,8 @@ impl Plan {
             tiles: size32(self.kernel, "tiles of rows", self.tiles())?,
             scale: self.shape.scale(),
             wide: u32::from(access == Access::Wide),
+            group: size32(self.kernel, "heads", self.shape.group())?,
+            unused: 0,
         })
     }
 
@@ -228,9 +238,9 @@ impl Plan {
         if let Some(starts) = &inputs.starts {
             exactly(self.kernel, "starts", starts, self.rows())?;
         }
-        let q = self.side("q", &inputs.q)?;
-        let k = self.side("k", &inputs.k)?;
-        let v = self.side("v", &inputs.v)?;
+        let q = self.side("q", &inputs.q, self.columns())?;
+        let k = self.side("k", &inputs.k, self.shared_columns())?;
+        let v = self.side("v", &inputs.v, self.shared_columns())?;
         let checked =
             self.inputs::<P::Activation>([q, k, v], self.positions, inputs.slopes.address())?;
         Ok(Inputs { starts: inputs.starts.address(), ..checked })
@@ -331,20 +341,20 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let cached =
             cache_shape(plan.kernel, samples, shape.sequences().positions(), cache.capacity)?;
         let [_, capacity, _] = sequences32(plan.kernel, cached)?;
-        let elements = cached.rows() * plan.columns();
+        let elements = cached.rows() * plan.shared_columns();
         exactly(plan.kernel, "keys", &cache.keys, elements)?;
         exactly(plan.kernel, "values", &cache.values, elements)?;
         exactly(plan.kernel, "past", &cache.past, samples)?;
         if let Some(slopes) = &cache.slopes {
             exactly(plan.kernel, "slopes", slopes, shape.heads())?;
         }
-        let row_stride = plan.columns() as u64;
+        let row_stride = plan.shared_columns() as u64;
         let side = |slice: &Slice<'_, Self, P::Activation>| Side {
             address: slice.address(),
             row_stride,
             sample_stride: row_stride * u64::from(capacity),
         };
-        let sides = [plan.side("q", &q)?, side(&cache.keys), side(&cache.values)];
+        let sides = [plan.side("q", &q, plan.columns())?, side(&cache.keys), side(&cache.values)];
         let inputs = plan.inputs::<P::Activation>(sides, capacity, cache.slopes.address())?;
         let inputs = Inputs { past: cache.past.address(), ..inputs };
         // SAFETY: all of them were checked against the shape; no key past the capacity is read.

@@ -57,7 +57,6 @@ struct Groups {
     pairs: u32,
     by_engine: u32,
     wide_gradients: u32,
-    unused: [u32; 2],
 }
 
 /// `groups::Preparation`.
@@ -276,7 +275,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             pairs: pairs as u32,
             by_engine,
             wide_gradients: u32::from(stores == Access::Wide),
-            unused: [0; 2],
         };
         let resident = items.min(device.multiprocessors as usize);
         let launch = Launch {
@@ -302,22 +300,23 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         queries: u32,
     ) -> Result<Option<[TileMap; 4]>> {
         let bytes = stride_bytes::<P::Activation>;
-        let tiled = |address, row_stride, tile_rows| TiledRows {
+        let tiled = |address, heads: usize, row_stride, tile_rows| TiledRows {
             address,
             columns: u64::from(inputs.width),
             rows: u64::from(inputs.positions),
-            heads: u64::from(inputs.heads),
+            heads: heads as u64,
             samples: plan.shape.sequences().samples() as u64,
             row_bytes: bytes(row_stride),
             head_bytes: bytes(u64::from(inputs.width)),
             sample_bytes: bytes(row_stride * u64::from(inputs.positions)),
             tile_rows,
         };
+        let (heads, shared) = (plan.shape.heads(), plan.shape.key_value_heads());
         let sides = [
-            tiled(inputs.q, inputs.q_stride, queries),
-            tiled(inputs.k, inputs.k_stride, KEY_ROWS),
-            tiled(inputs.v, inputs.v_stride, KEY_ROWS),
-            tiled(rows.dout, rows.dout_stride, queries),
+            tiled(inputs.q, heads, inputs.q_stride, queries),
+            tiled(inputs.k, shared, inputs.k_stride, KEY_ROWS),
+            tiled(inputs.v, shared, inputs.v_stride, KEY_ROWS),
+            tiled(rows.dout, heads, rows.dout_stride, queries),
         ];
         let is_near =
             |side: &TiledRows| side.row_bytes.max(side.sample_bytes) < TiledRows::MOST_BYTES;

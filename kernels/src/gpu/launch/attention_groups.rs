@@ -37,7 +37,7 @@ struct Groups {
     section: u32,
     pairs: u32,
     by_engine: u32,
-    unused: [u32; 5],
+    unused: [u32; 3],
 }
 
 /// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks
@@ -85,7 +85,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             section: section.clamp(1, pairs as u64) as u32,
             pairs: pairs as u32,
             by_engine,
-            unused: [0; 5],
+            unused: [0; 3],
         };
         let (name, shared_bytes) = kernel(plan.head_width());
         let resident = items.min(device.multiprocessors as usize);
@@ -98,22 +98,24 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     fn maps(&self, plan: &Plan, forward: &Forward) -> Result<Option<[TileMap; 3]>> {
         let inputs = &forward.inputs;
         let bytes = stride_bytes::<P::Activation>;
-        let rows = |address, rows: u32, row_stride, sample_stride, tile_rows| TiledRows {
-            address,
-            columns: u64::from(inputs.width),
-            rows: u64::from(rows),
-            heads: u64::from(inputs.heads),
-            samples: plan.shape.sequences().samples() as u64,
-            row_bytes: bytes(row_stride),
-            head_bytes: bytes(u64::from(inputs.width)),
-            sample_bytes: bytes(sample_stride),
-            tile_rows,
-        };
+        let rows =
+            |address, rows: u32, heads: usize, row_stride, sample_stride, tile_rows| TiledRows {
+                address,
+                columns: u64::from(inputs.width),
+                rows: u64::from(rows),
+                heads: heads as u64,
+                samples: plan.shape.sequences().samples() as u64,
+                row_bytes: bytes(row_stride),
+                head_bytes: bytes(u64::from(inputs.width)),
+                sample_bytes: bytes(sample_stride),
+                tile_rows,
+            };
         let q_sample = inputs.q_stride * u64::from(inputs.positions);
+        let (heads, shared) = (plan.shape.heads(), plan.shape.key_value_heads());
         let sides = [
-            rows(inputs.q, inputs.positions, inputs.q_stride, q_sample, ROWS),
-            rows(inputs.k, inputs.keys, inputs.k_stride, inputs.k_sample, KEYS),
-            rows(inputs.v, inputs.keys, inputs.v_stride, inputs.v_sample, KEYS),
+            rows(inputs.q, inputs.positions, heads, inputs.q_stride, q_sample, ROWS),
+            rows(inputs.k, inputs.keys, shared, inputs.k_stride, inputs.k_sample, KEYS),
+            rows(inputs.v, inputs.keys, shared, inputs.v_stride, inputs.v_sample, KEYS),
         ];
         let is_near =
             |side: &TiledRows| side.row_bytes.max(side.sample_bytes) < TiledRows::MOST_BYTES;

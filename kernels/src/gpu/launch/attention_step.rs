@@ -43,7 +43,7 @@ struct Step {
     chunks: u32,
     scale: f32,
     wide: u32,
-    unused: u32,
+    group: u32,
 }
 
 /// `AttentionStepSums` of attention_step.cu.
@@ -90,19 +90,21 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         let cached = cache_shape(plan.kernel, samples, 1, cache.capacity)?;
         let [_, capacity, _] = sequences32(plan.kernel, cached)?;
-        let elements = cached.rows() * plan.columns();
+        let elements = cached.rows() * plan.shared_columns();
         exactly_mut(plan.kernel, "keys", &cache.keys, elements)?;
         exactly_mut(plan.kernel, "values", &cache.values, elements)?;
         exactly(plan.kernel, "past", &cache.past, samples)?;
         if let Some(slopes) = &cache.slopes {
             exactly(plan.kernel, "slopes", slopes, heads)?;
         }
-        let stride = |what, matrix: &Matrix<'_, Self, P::Activation>| {
-            row_stride(plan.kernel, what, matrix, plan.rows(), plan.columns())
+        let stride = |what, matrix: &Matrix<'_, Self, P::Activation>, columns| {
+            row_stride(plan.kernel, what, matrix, plan.rows(), columns)
         };
-        let (q_stride, k_stride, v_stride) = (stride("q", &q)?, stride("k", &k)?, stride("v", &v)?);
+        let q_stride = stride("q", &q, plan.columns())?;
+        let k_stride = stride("k", &k, plan.shared_columns())?;
+        let v_stride = stride("v", &v, plan.shared_columns())?;
         let out_stride = row_stride_mut(plan.kernel, "out", &out, plan.rows(), plan.columns())?;
-        let cache_stride = plan.columns() as u64;
+        let cache_stride = plan.shared_columns() as u64;
         let (keys, values) = (cache.keys.address(), cache.values.address());
         let rows = [
             (q.address(), q_stride),
@@ -136,7 +138,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             chunks: size32(plan.kernel, "chunks of keys", chunks)?,
             scale: shape.scale(),
             wide: is_wide.into(),
-            unused: 0,
+            group: size32(plan.kernel, "heads", shape.group())?,
         };
         let name = plan.head_width().choose(KERNELS);
         let launch = blocks(plan.kernel, samples * heads * chunks, THREADS)?.early(samples);

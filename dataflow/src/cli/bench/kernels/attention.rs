@@ -1,6 +1,6 @@
 //! Causal attention, as a transformer block of the size's width calls it.
 
-use tidemill_kernels::backend::AttentionInputs;
+use tidemill_kernels::backend::{AttentionInputs, RotaryInputs};
 use tidemill_kernels::shape::{AttentionShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
@@ -91,4 +91,40 @@ fn measure<B: Backend>(
         milliseconds,
     };
     Ok(vec![line("forward", forward, 4.0, 2.0), line("backward", backward, 8.0, 5.0)])
+}
+
+/// Rotary positions of a model whose heads of queries share keys and values in fours, where they are so many.
+pub(super) fn rotary<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let rows = size.rows();
+    let [heads, head_width] = heads(size.width());
+    let shared = if heads.is_multiple_of(4) { heads / 4 } else { heads };
+    let sequences = SequenceShape::new(size.samples, size.positions)?;
+    let shape = AttentionShape::new(sequences, heads, head_width, 1.0, None)?;
+    let shape = shape.with_key_value_heads(shared)?;
+    let (turned, width) = (shape.width() + shape.key_value_width(), shape.width());
+    let table = bench.floats(size.positions * head_width, [-1.0, 1.0])?;
+    let mut qk = bench.activations(rows * turned)?;
+    let mut dqkv = bench.activations(rows * 3 * width)?;
+    let inputs = || RotaryInputs { table: Slice::all(&table), starts: None, past: None };
+    let forward = bench.milliseconds(|backend, stream| {
+        let qk = SliceMut::all(&mut qk).matrix(rows, turned)?;
+        backend.rotary_forward(stream, qk, inputs(), shape)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        let dqkv = SliceMut::all(&mut dqkv).matrix(rows, 3 * width)?;
+        backend.rotary_backward(stream, dqkv, inputs(), shape)
+    })?;
+    let bytes = |columns: usize| bench.activation_bytes() * (rows * columns) as f64;
+    let left = width + 2 * shape.key_value_width();
+    let line = |direction, work, milliseconds| Measurement {
+        kernel: "rotary",
+        direction,
+        shape: format!("({}, {}, {heads} of {shared}, {head_width})", size.samples, size.positions),
+        work: Work::bytes(work),
+        milliseconds,
+    };
+    Ok(vec![
+        line("forward", bytes(2 * turned), forward),
+        line("backward", bytes(3 * width + left), backward),
+    ])
 }

@@ -1,4 +1,4 @@
-//! What a transformer block does element by element beside its products: GELU, and the biases of linear layers.
+//! What a transformer block does element by element beside its products: GELU, the gate of SwiGLU, and the biases of linear layers.
 
 use tidemill_kernels::backend::{Gelu, GeluGradients};
 use tidemill_kernels::shape::GrainRows;
@@ -42,6 +42,31 @@ pub(super) fn gelu<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> 
         measured.extend([line("forward", 2.0, forward), line("backward", 4.0, backward)]);
     }
     Ok(measured)
+}
+
+/// The gate of SwiGLU, over the width of an MLP.
+pub(super) fn gated_silu<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let (rows, f) = (size.rows(), 4 * size.width());
+    let (x, mut gradient) = (bench.activations(rows * 2 * f)?, bench.activations(rows * 2 * f)?);
+    let mut out = bench.room::<B::Activation>(rows * f)?;
+    let elements = bench.activation_bytes() * (rows * f) as f64;
+    let line = |direction, matrices: f64, milliseconds| Measurement {
+        kernel: "gated_silu",
+        direction,
+        shape: format!("({rows}, {f})"),
+        work: Work::bytes(matrices * elements),
+        milliseconds,
+    };
+    let forward = bench.milliseconds(|backend, stream| {
+        let out = SliceMut::all(&mut out).matrix(rows, f)?;
+        backend.gated_silu_forward(stream, out, Slice::all(&x).matrix(rows, 2 * f)?)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        let gradient = SliceMut::all(&mut gradient).matrix(rows, 2 * f)?;
+        let out = SliceMut::all(&mut out).matrix(rows, f)?;
+        backend.gated_silu_backward(stream, gradient, out, Slice::all(&x).matrix(rows, 2 * f)?)
+    })?;
+    Ok(vec![line("forward", 3.0, forward), line("backward", 6.0, backward)])
 }
 
 /// Added to queries, keys and values and to the fp32 residual stream; its gradient.
