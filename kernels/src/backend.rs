@@ -30,9 +30,9 @@ mod runtime;
 mod selective_scan;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
-    LionStep, LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, RotaryInputs,
-    ScanGradients, ScanInputs, TermValues, TreeSum, TreeTerm,
+    AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
+    KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, NormGradient, NormInput,
+    Output, RotaryInputs, ScanGradients, ScanInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -49,13 +49,6 @@ use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
-
-/// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
-pub const IGNORED_TARGET: u32 = u32::MAX;
-
-/// What a row of logits of which one is no finite number has instead of a likeliest or a drawn token, and a row whose draw a device leaves to the
-/// host.
-pub const NO_TOKEN: u32 = u32::MAX;
 
 /// A device that trains: its [`Runtime`] and every kernel.
 ///

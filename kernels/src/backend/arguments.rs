@@ -4,6 +4,13 @@ use super::Runtime;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
+/// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
+pub const IGNORED_TARGET: u32 = u32::MAX;
+
+/// What a row of logits of which one is no finite number has instead of a likeliest or a drawn token, and a row whose draw a device leaves to the
+/// host.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// Whether a matrix product replaces its output or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
