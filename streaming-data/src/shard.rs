@@ -12,7 +12,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use arrow::datatypes::SchemaRef;
+use arrow_schema::SchemaRef;
 use parquet::errors::ParquetError;
 
 use crate::{

@@ -90,7 +90,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// Takes the first of `candidates` that keeps to what the program promises of a product (see the [module](self)). `multiply` enqueues
+/// Takes the first of `candidates` that keeps to what the program promises of a product (see the module). `multiply` enqueues
 /// a product by a candidate, and is given `workspace_bytes` beside the operands.
 ///
 /// The product's addresses do not matter, nor does m where its rows are [free](crate::gpu::Rows::Free), nor how many entries a batch has

@@ -231,6 +231,7 @@ pub struct MatrixProduct {
 
 impl MatrixProduct {
     /// Each product by itself, in order.
+    #[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
     pub(crate) fn each(self) -> impl Iterator<Item = Self> {
         let Batch { entries, out, a, b } =
             self.batch.unwrap_or(Batch { entries: 1, out: 0, a: 0, b: 0 });

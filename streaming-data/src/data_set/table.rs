@@ -56,10 +56,8 @@
 
 use std::{num::NonZeroUsize, ops::Range, path::Path, sync::Arc};
 
-use arrow::{
-    array::RecordBatch,
-    datatypes::{Field, Schema, SchemaRef},
-};
+use arrow_array::RecordBatch;
+use arrow_schema::{Field, Schema, SchemaRef};
 
 use crate::{
     data_set::{

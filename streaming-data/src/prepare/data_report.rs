@@ -20,11 +20,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`tally`] | counts while documents are read |
-//! | [`histogram`], [`groups`], [`sources`], [`excerpt`] | what is counted |
-//! | [`difference`] | what an update changed |
-//! | [`show`] | reading examples of documents that were not read for anything else |
-//! | [`page`] | the page |
+//! | `tally` | counts while documents are read |
+//! | `histogram`, `groups`, `sources`, `excerpt` | what is counted |
+//! | `difference` | what an update changed |
+//! | `show` | reading examples of documents that were not read for anything else |
+//! | `page` | the page |
 
 pub(crate) mod difference;
 pub(crate) mod excerpt;

@@ -66,7 +66,7 @@ pub struct PrepareReport {
     pub skipped: Vec<SkippedDocument>,
     /// Lines, rows and samples that should be documents and are none.
     pub broken: u64,
-    /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
+    /// The first [`NAMED_BROKEN`](super::NAMED_BROKEN) of them, in the order of the stream.
     pub named_broken: Vec<BrokenDocument>,
     /// The effect of the filters; nothing where there are none.
     pub filtered: FilterReport,

@@ -7,11 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arrow::{
-    array::{RecordBatch, UInt32Array},
-    compute::{interleave_record_batch, take_record_batch},
-    error::ArrowError,
-};
+use arrow_array::{RecordBatch, UInt32Array};
+use arrow_schema::ArrowError;
+use arrow_select::{interleave::interleave_record_batch, take::take_record_batch};
 
 use super::{
     Owner, Reader,

@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use arrow::{array::RecordBatch, datatypes::SchemaRef};
+use arrow_array::RecordBatch;
+use arrow_schema::{ArrowError, SchemaRef};
 use parquet::{
     arrow::{
         ProjectionMask,
@@ -69,7 +70,7 @@ impl SliceReader {
         // In the requested order, which may differ from that of the file.
         let places: Result<Vec<usize>, _> =
             columns.fields().iter().map(|field| batch.schema().index_of(field.name())).collect();
-        let format = |source: arrow::error::ArrowError| DataError::ShardFormat {
+        let format = |source: ArrowError| DataError::ShardFormat {
             action: "decode",
             path: file.path().to_owned(),
             source: source.into(),

@@ -7,13 +7,15 @@
 
 use std::{ops::Range, path::Path};
 
-use arrow::{
-    array::{Array, ArrayRef, AsArray, OffsetSizeTrait, PrimitiveArray},
-    datatypes::{
-        ArrowPrimitiveType, DataType, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
-        UInt16Type, UInt32Type, UInt64Type,
+use arrow_array::{
+    Array, ArrayRef, OffsetSizeTrait, PrimitiveArray,
+    cast::AsArray,
+    types::{
+        ArrowPrimitiveType, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type,
+        UInt32Type, UInt64Type,
     },
 };
+use arrow_schema::DataType;
 use parquet::{
     arrow::{ProjectionMask, arrow_reader::ParquetRecordBatchReaderBuilder},
     errors::ParquetError,

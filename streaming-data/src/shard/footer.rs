@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow_schema::{DataType, SchemaRef};
 use bytes::Bytes;
 use parquet::{
     arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use arrow::datatypes::DataType;
+use arrow_schema::DataType;
 use parquet::{basic::Type as PhysicalType, file::metadata::ColumnChunkMetaData};
 
 use super::{RowRule, chunk::column_range, tokens::DecodedTokens};

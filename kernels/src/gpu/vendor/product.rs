@@ -234,6 +234,7 @@ impl<L: ProductLibrary> Products<L> {
     ///
     /// # Errors
     /// What made the library fail, or an algorithm that is pinned and refuses so many rows.
+    #[cfg(feature = "cuda")]
     pub fn adds_bias<V: Vendor>(
         &self,
         driver: &VendorDriver<V>,

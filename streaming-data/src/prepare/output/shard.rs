@@ -21,10 +21,8 @@ use std::{
     sync::Arc,
 };
 
-use arrow::{
-    array::{ArrayRef, FixedSizeListArray, Int32Array},
-    datatypes::{DataType, Field, FieldRef, Schema, SchemaRef},
-};
+use arrow_array::{ArrayRef, FixedSizeListArray, Int32Array};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use parquet::{
     arrow::{
         ArrowSchemaConverter, add_encoded_arrow_schema_to_metadata,

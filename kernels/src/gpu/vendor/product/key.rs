@@ -1,11 +1,8 @@
 //! What an algorithm of a matrix library is pinned to, and the sizes that it is chosen for.
 
-use std::ops::RangeInclusive;
-
 use crate::backend::Output;
 use crate::gpu::algorithm::CANONICAL_TERMS;
 use crate::gpu::driver::{Address, Batch, Bias, ElementKind, MatrixProduct, Operand, Rows};
-use crate::gpu::weight_gradient::MOST_ENTRIES;
 
 /// The rows that an algorithm is chosen for where their number may change: enough to fill a GPU.
 pub const CANONICAL_ROWS: usize = 4096;
@@ -17,7 +14,9 @@ pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
 pub const CANONICAL_ENTRIES: usize = 4;
 
 /// Numbers of entries that an algorithm must accept to be chosen: all that there can be, as it is kept for any.
-pub const PROBED_ENTRIES: RangeInclusive<usize> = 1..=MOST_ENTRIES;
+#[cfg(feature = "cuda")]
+pub const PROBED_ENTRIES: std::ops::RangeInclusive<usize> =
+    1..=crate::gpu::weight_gradient::MOST_ENTRIES;
 
 /// What a product is added to. One algorithm may add in another order where that is its output than where it is not: cuBLASLt 13.1
 /// adds a bias before it there.
