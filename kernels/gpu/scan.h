@@ -202,6 +202,24 @@ DEVICE void unpack(float* out, float4 x) {
     out[3] = x.w;
 }
 
+// Four neighbouring numbers; WIDE: at once.
+DEVICE void take4(float (&out)[4], const float* from, bool wide) {
+    if (wide) {
+        unpack(out, load4(from));
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) out[j] = from[j];
+}
+DEVICE void put4(float* to, const float (&from)[4], bool wide) {
+    if (wide) {
+        store4(to, make_float4(from[0], from[1], from[2], from[3]));
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) to[j] = from[j];
+}
+
 DEVICE void take_columns(float (&out)[4], const activation* shared) { unpack(out, load4(shared)); }
 DEVICE void take_columns(float (&out)[8], const activation* shared) {
 #if ACTIVATION_BF16

@@ -1,33 +1,14 @@
 // The selective scan of pieces of sequences for generation, of channels with sixteen states in blocks of 32 channels: several
-// positions of each sequence, walked as in training (scan_walk.h), or one. Sums over states have one order in both, so how a
-// sequence is cut into pieces changes no bit.
+// positions of each sequence, walked as in training (scan_walk.h). scan_step.cu has that of one. Sums over states have one order in
+// both, so how a sequence is cut into pieces changes no bit.
 //
 // A block walks 32 channels of a sample from its state over all positions of the piece. B and C of the next tile wait in registers,
 // each in the thread that widens it, so that nothing runs before the walk.
 //
-// Floor of a step, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 28 us of an H100; of a
-// piece that of scan_forward.cu. At batch 1 a piece is bounded by the latency of one position after the other.
+// Floor: that of scan_forward.cu. At batch 1 a piece is bounded by the latency of one position after the other.
 #include "scan_walk.h"
 
 namespace {
-
-// Four neighbouring numbers; WIDE: at once.
-DEVICE void take4(float (&out)[4], const float* from, bool wide) {
-    if (wide) {
-        unpack(out, load4(from));
-        return;
-    }
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) out[j] = from[j];
-}
-DEVICE void put4(float* to, const float (&from)[4], bool wide) {
-    if (wide) {
-        store4(to, make_float4(from[0], from[1], from[2], from[3]));
-        return;
-    }
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) to[j] = from[j];
-}
 
 // A thread's B and C of one row of a tile, as it packs them: (B B C C) of two neighbouring states.
 struct Coefficients {
@@ -133,41 +114,3 @@ KERNEL(scan_piece, 128, 3, ScanPieceArguments) { walk_piece<true>(arguments); }
 KERNEL(scan_piece_unaligned, 128, 3, ScanPieceArguments) { walk_piece<false>(arguments); }
 SHARED_BYTES(scan_piece, sizeof(ForwardShared));
 SHARED_BYTES(scan_piece_unaligned, sizeof(ForwardShared));
-
-// The same bits where every sample has one position, as a sequence that is written on. A thread has four states of a channel.
-KERNEL(scan_step, 128, 1, ScanPieceArguments) {
-    const u32 channels = arguments.channels, quad = threadIdx.x % 4;
-    const u64 item = (static_cast<u64>(blockIdx.x) * SCAN_THREADS + threadIdx.x) / 4;
-    const bool inside = item < static_cast<u64>(arguments.samples) * channels;
-    const u32 row = inside ? static_cast<u32>(item / channels) : 0;
-    const u32 channel = inside ? static_cast<u32>(item % channels) : 0;
-    const bool wide = arguments.wide != 0;
-    float* const state = arguments.state + (inside ? item : 0) * 16 + quad * 4;
-    float h[4], rate[4];
-    release_next();
-    fetch_ahead(state);
-    take4(rate, arguments.a_log + static_cast<u64>(channel) * 16 + quad * 4, wide);
-    const float delta_bias = arguments.delta_bias[channel], skip = arguments.d[channel];
-    await_previous();
-    take4(h, state, wide);
-    const float x = widen(*place(arguments.x, row, channel));
-    const float z = widen(*place(arguments.z, row, channel));
-    const float delta = softplus(widen(*place(arguments.delta_raw, row, channel)) + delta_bias);
-    const float driven = delta * x;
-    float y = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-        const float b = widen(*place(arguments.bc, row, quad * 4 + j));
-        const float c = widen(*place(arguments.bc, row, 16 + quad * 4 + j));
-        h[j] = fmaf(exp2_fast(delta * rate_of(rate[j])), h[j], driven * b);
-        y = fmaf(c, h[j], y);
-    }
-    // As finish adds them: the first two, the last two, both.
-    y += shuffle_xor(y, 1);
-    y += shuffle_xor(y, 2);
-    if (!inside) return;
-    put4(state, h, wide);
-    if (quad != 0) return;
-    const float saved = widen(rounded(fmaf(skip, x, y)));
-    *place(arguments.out, row, channel) = rounded(gated(saved, z, sigmoid(z)));
-}

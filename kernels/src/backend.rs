@@ -32,7 +32,7 @@ mod selective_scan;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
     KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, NormGradient, NormInput,
-    Output, RotaryInputs, ScanGradients, ScanInputs, TermValues, TreeSum, TreeTerm,
+    Output, RotaryInputs, ScanGradients, ScanInputs, ScanStepInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -42,6 +42,7 @@ pub use self::element::{ActivationElement, Element};
 pub use self::kernel_group::KernelGroup;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
+pub(crate) use self::selective_scan::check_one_position;
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape};

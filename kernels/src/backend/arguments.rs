@@ -204,6 +204,35 @@ pub struct ScanInputs<'a, B: Runtime> {
     pub starts: Option<Slice<'a, B, u32>>,
 }
 
+/// Inputs of a single step of the selective scan, whose raw steps of time are `low[b, r] dt_weight[e, r]^T`; the others are as in
+/// [`ScanInputs`].
+pub struct ScanStepInputs<'a, B: Runtime> {
+    /// `low[b, r]`: what dt_proj multiplies.
+    pub low: Matrix<'a, B, B::Activation>,
+    /// `dt_weight[e, r]`: dt_proj.
+    pub dt_weight: Matrix<'a, B, B::Activation>,
+    /// `delta_bias[e]`.
+    pub delta_bias: Slice<'a, B, f32>,
+    /// `x[b, e]`.
+    pub x: Matrix<'a, B, B::Activation>,
+    /// `bc[b, 2 n]`.
+    pub bc: Matrix<'a, B, B::Activation>,
+    /// `z[b, e]`.
+    pub z: Matrix<'a, B, B::Activation>,
+    /// `a_log[e, n]`.
+    pub a_log: Slice<'a, B, f32>,
+    /// `d[e]`.
+    pub d: Slice<'a, B, f32>,
+}
+
+impl<'a, B: Runtime> ScanStepInputs<'a, B> {
+    /// With the raw steps of time that a product has formed.
+    pub fn with(&self, delta_raw: Matrix<'a, B, B::Activation>) -> ScanInputs<'a, B> {
+        let Self { delta_bias, x, bc, z, a_log, d, .. } = *self;
+        ScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d, starts: None }
+    }
+}
+
 /// Outputs of the backward selective scan.
 pub struct ScanGradients<'a, B: Runtime> {
     /// `ddelta_raw[b t, e]`.

@@ -1,7 +1,7 @@
 //! The selective scan.
 
-use super::{Runtime, ScanGradients, ScanInputs};
-use crate::error::Result;
+use super::{Runtime, ScanGradients, ScanInputs, ScanStepInputs};
+use crate::error::{KernelError, Result};
 use crate::shape::ScanShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -61,4 +61,29 @@ pub trait SelectiveScan: Runtime {
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()>;
+
+    /// [`ordered_matmul`](super::Backend::ordered_matmul) of `low` and `dt_weight` into `delta_raw[b, e]`, and
+    /// [`selective_scan_piece`](Self::selective_scan_piece) of one position of each sample with it, to the same bits: what a token
+    /// costs where samples are few is one kernel after the other, and this may be one kernel. What `delta_raw` holds afterwards is
+    /// not said.
+    ///
+    /// # Errors
+    /// Shapes that do not fit one another, more than one position, or a device that fails.
+    fn selective_scan_step(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        delta_raw: MatrixMut<'_, Self, Self::Activation>,
+        inputs: ScanStepInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()>;
+}
+
+/// A step is one position of each sample.
+pub(crate) fn check_one_position(shape: ScanShape) -> Result<()> {
+    match shape.sequences().positions() {
+        1 => Ok(()),
+        found => Err(KernelError::shape("selective_scan_step", "positions", 1, found)),
+    }
 }

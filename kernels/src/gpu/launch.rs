@@ -26,6 +26,7 @@ pub(in crate::gpu) mod row_map;
 mod scan;
 mod scan_backward;
 mod scan_piece;
+mod scan_step;
 mod scan_turns;
 mod sizes;
 mod tree_sum;

@@ -172,8 +172,10 @@ pub static ROTARY: Source = source!("rotary.cu");
 pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 /// The backward selective scan of sixteen states.
 pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
-/// The scan of pieces of sequences of sixteen states, and its single step.
+/// The scan of pieces of sequences of sixteen states.
 pub static SCAN_PIECE: Source = source!("scan_piece.cu");
+/// That of one position of each sequence.
+pub static SCAN_STEP: Source = source!("scan_step.cu");
 /// The selective scan of any states, its pieces and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
 /// The forward selective scan of sixteen states where samples hold several documents.
@@ -222,6 +224,7 @@ pub static ALL: &[&Source] = &[
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
     &SCAN_PIECE,
+    &SCAN_STEP,
     &SCAN_ANY,
     &SCAN_FORWARD_DOCUMENTS,
     &SCAN_BACKWARD_DOCUMENTS,
@@ -266,7 +269,7 @@ pub(super) fn of_groups(
             KernelGroup::SelectiveScanPiece { channels, states }
                 if is_scan_of_sixteen(channels, states) =>
             {
-                sources.push(&SCAN_PIECE);
+                sources.extend([&SCAN_PIECE, &SCAN_STEP]);
             }
             KernelGroup::SelectiveScanPiece { .. } => sources.push(&SCAN_ANY),
             KernelGroup::AttentionCached { head_width } => {

@@ -44,6 +44,7 @@ pub mod row_maps;
 pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_piece;
+pub mod selective_scan_step;
 pub mod sequence_refusals;
 pub mod tree_sum;
 pub mod views;
@@ -88,6 +89,7 @@ macro_rules! every_body {
                 selective_scan_documents_are_independent: bodies::selective_scan::documents_are_independent;
                 selective_scan_steps_agree: bodies::selective_scan_piece::steps_agree;
                 selective_scan_pieces_agree: bodies::selective_scan_piece::pieces_agree;
+                selective_scan_steps_with_their_products_agree: bodies::selective_scan_step::agrees;
                 softplus_agrees: bodies::selective_scan_piece::softplus_agrees;
                 cross_entropy_agrees: bodies::cross_entropy::agrees;
                 cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
@@ -147,6 +149,7 @@ macro_rules! every_body {
                 causal_conv1d_pieces_refuse_shapes: bodies::sequence_refusals::causal_conv1d_piece;
                 selective_scan_refuses_shapes: bodies::sequence_refusals::selective_scan;
                 selective_scan_pieces_refuse_shapes: bodies::sequence_refusals::selective_scan_piece;
+                selective_scan_steps_refuse_shapes: bodies::selective_scan_step::refuses_shapes;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
                 updates_refuse_shapes: bodies::refusals::updates;
                 masters_refuse_shapes: bodies::master::refuses_shapes;

@@ -11,7 +11,7 @@ use super::inputs::{Inputs, wide};
 use super::number::Number;
 
 /// `matrix[rows, columns]` row-major, transposed.
-fn transposed(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+pub fn transposed(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
     (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 

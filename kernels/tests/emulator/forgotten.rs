@@ -55,7 +55,7 @@ fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
         ("layer_norm.cu", bodies::layer_norm::agrees),
         ("ordered_product.cu", bodies::ordered_product::agrees),
         ("rms_norm.cu", bodies::rms_norm::agrees),
-        ("scan_piece.cu", bodies::selective_scan_piece::pieces_agree),
+        ("scan_step.cu", bodies::selective_scan_step::agrees),
     ];
     for (source, body) in bodies {
         let change = SourceChange { source, from: waits, to: "" };
@@ -255,5 +255,21 @@ fn a_forgotten_state_fails_the_body() {
     let pieces = bodies::selective_scan_piece::pieces_agree;
     assert_needs::<Fp32>("scan_piece.cu", "    put4(state, h, wide);\n", pieces);
     assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
-    assert_needs::<Fp32>("scan_piece.cu", "    y += shuffle_xor(y, 2);", pieces);
+    assert_needs::<Fp32>("scan_step.cu", "    put4(state, h, wide);\n", pieces);
+    assert_needs::<Fp32>("scan_step.cu", "    y += shuffle_xor(y, 2);", pieces);
+}
+
+/// A step that forms its raw steps of time itself adds all terms, of its own channel, and rounds them.
+#[test]
+fn a_step_with_another_product_fails_the_body() {
+    let steps = bodies::selective_scan_step::agrees;
+    for (from, to) in [
+        ("exchange_halves(its[0]);", ""),
+        ("if (column % of_lane == i) found = its;", "found = its;"),
+        ("return widen(rounded(found));", "return found;"),
+        ("settled(given.low + my.row * given.low_stride)", "settled(given.low)"),
+    ] {
+        let change = SourceChange { source: "scan_step.cu", from, to };
+        assert_change_shows::<Bf16>(&[32, 64], change, steps);
+    }
 }

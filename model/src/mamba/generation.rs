@@ -2,12 +2,13 @@
 //!
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
 
-use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanStepInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
+use crate::linear::Products;
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
@@ -160,31 +161,31 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             Slice::all(&workspace.x).matrix(rows, e)?,
             parameters.weight(&places.x_proj, columns, e)?,
         )?;
-        products.multiply(
-            device,
-            SliceMut::all(&mut workspace.delta_raw).matrix(rows, e)?,
-            Slice::all(&workspace.dt_bc).matrix(rows, columns)?.columns(0, self.rank)?,
-            parameters.weight(&places.dt_proj, e, self.rank)?,
-        )?;
-        device.backend.selective_scan_piece(
-            device.stream,
-            SliceMut::all(&mut workspace.gated).matrix(rows, e)?,
-            SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
-            lengths,
-            ScanInputs {
-                delta_raw: Slice::all(&workspace.delta_raw).matrix(rows, e)?,
-                delta_bias: parameters.vector(&places.dt_bias)?,
-                x: Slice::all(&workspace.x).matrix(rows, e)?,
-                bc: Slice::all(&workspace.dt_bc)
-                    .matrix(rows, columns)?
-                    .columns(self.rank, 2 * self.states)?,
-                z: Slice::all(&workspace.xz).matrix(rows, 2 * e)?.columns(e, e)?,
-                a_log: parameters.vector(&places.a_log)?,
-                d: parameters.vector(&places.d)?,
-                starts: None,
-            },
-            ScanShape::new(sequences, samples, e, self.states)?,
-        )?;
+        let out = SliceMut::all(&mut workspace.gated).matrix(rows, e)?;
+        let scanned = SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?;
+        let mut delta_raw = SliceMut::all(&mut workspace.delta_raw).matrix(rows, e)?;
+        let dt_bc = Slice::all(&workspace.dt_bc).matrix(rows, columns)?;
+        let inputs = ScanStepInputs {
+            low: dt_bc.columns(0, self.rank)?,
+            dt_weight: parameters.weight(&places.dt_proj, e, self.rank)?,
+            delta_bias: parameters.vector(&places.dt_bias)?,
+            x: Slice::all(&workspace.x).matrix(rows, e)?,
+            bc: dt_bc.columns(self.rank, 2 * self.states)?,
+            z: Slice::all(&workspace.xz).matrix(rows, 2 * e)?.columns(e, e)?,
+            a_log: parameters.vector(&places.a_log)?,
+            d: parameters.vector(&places.d)?,
+        };
+        let shape = ScanShape::new(sequences, samples, e, self.states)?;
+        let is_step = sequences.positions() == 1 && lengths.is_none();
+        if is_step && products == Products::Ordered {
+            let Device { backend, stream } = device;
+            backend.selective_scan_step(stream, out, scanned, delta_raw, inputs, shape)?;
+        } else {
+            products.multiply(device, delta_raw.reborrow(), inputs.low, inputs.dt_weight)?;
+            let inputs = inputs.with(delta_raw.as_matrix());
+            let Device { backend, stream } = device;
+            backend.selective_scan_piece(stream, out, scanned, lengths, inputs, shape)?;
+        }
         products.add(
             device,
             SliceMut::all(residual).matrix(rows, d)?,

@@ -1,6 +1,8 @@
 //! [`SelectiveScan`] for [`Cpu`].
 
-use crate::backend::{ScanGradients, ScanInputs, SelectiveScan};
+use crate::backend::{
+    Backend, Output, ScanGradients, ScanInputs, ScanStepInputs, SelectiveScan, check_one_position,
+};
 use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly, exactly_mut, no_documents};
 use crate::cpu::scan::{Inputs, ScanLayout};
 use crate::cpu::scan_backward::{self, selective_scan_backward};
@@ -94,5 +96,21 @@ impl SelectiveScan for Cpu {
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
         let layout = ScanLayout::new(shape);
         selective_scan_piece(stream, self.dispatch, out, (state, lengths), inputs, layout)
+    }
+
+    fn selective_scan_step(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        mut delta_raw: MatrixMut<'_, Self, f32>,
+        inputs: ScanStepInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        check_one_position(shape)?;
+        let (low, weight) = (inputs.low, inputs.dt_weight);
+        self.ordered_matmul(stream, delta_raw.reborrow(), low, weight, Output::Overwrite)?;
+        let inputs = inputs.with(delta_raw.as_matrix());
+        self.selective_scan_piece(stream, out, state, None, inputs, shape)
     }
 }

@@ -1,6 +1,6 @@
 //! [`SelectiveScan`] for [`Gpu`].
 
-use crate::backend::{ScanGradients, ScanInputs, SelectiveScan};
+use crate::backend::{ScanGradients, ScanInputs, ScanStepInputs, SelectiveScan};
 use crate::error::Result;
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::Precision;
@@ -51,5 +51,17 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
         shape: ScanShape,
     ) -> Result<()> {
         self.launch_selective_scan_piece(stream, out, state, lengths, inputs, shape)
+    }
+
+    fn selective_scan_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        delta_raw: MatrixMut<'_, Self, P::Activation>,
+        inputs: ScanStepInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_step(stream, out, state, delta_raw, inputs, shape)
     }
 }

@@ -81,7 +81,7 @@ pub(super) struct Sizes {
 
 /// The most rows of which products of one segment are formed by single warps where groups could form them: on an H200 a token of Mamba
 /// 2.8b takes 1 to 2 % less so.
-const ROWS_OF_WARPS: usize = 2;
+pub(super) const ROWS_OF_WARPS: usize = 2;
 
 /// A kernel and how its blocks share a product. All kernels give an element the same bits, so the choice may follow from
 /// anything.

@@ -1,5 +1,5 @@
-//! The selective scan of pieces of sequences, for generation: `scan_piece.cu` where training takes the kernels for sixteen states,
-//! `scan_any.cu` for every other shape.
+//! The selective scan of pieces of sequences, for generation: `scan_piece.cu` and `scan_step.cu` where training takes the kernels for
+//! sixteen states, `scan_any.cu` for every other shape.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,12 +8,12 @@ use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::scan::{
-    ALIGNMENT, BLOCK_CHANNELS, CheckedRows, FORWARD_ANY_SHARED_BYTES, Rows, SCAN_THREADS, Way,
-    forward_shared_bytes,
+    ALIGNMENT, BLOCK_CHANNELS, CheckedRows, FORWARD_ANY_SHARED_BYTES, Plan, Rows, SCAN_THREADS,
+    Way, forward_shared_bytes,
 };
 use crate::gpu::launch::{exactly, exactly_mut};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{SCAN_ANY, SCAN_PIECE};
+use crate::gpu::source::{SCAN_ANY, SCAN_PIECE, SCAN_STEP};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::ScanShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
@@ -24,7 +24,7 @@ const STEP_LANES: usize = 4;
 /// `ScanPieceArguments` of `scan.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Arguments {
+pub(super) struct Arguments {
     out: Rows,
     state: Address,
     lengths: Address,
@@ -43,29 +43,32 @@ struct Arguments {
     wide: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(in crate::gpu) fn launch_selective_scan_piece(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
-        inputs: ScanInputs<'_, Self>,
-        shape: ScanShape,
-    ) -> Result<()> {
-        let plan = self.scan_plan("selective_scan_piece", shape)?;
+/// What a kernel of pieces is given, checked, and whether rows allow access of 16 bytes.
+pub(super) struct Piece {
+    pub(super) arguments: Arguments,
+    aligned: bool,
+}
+
+impl Piece {
+    pub(super) fn new<D: Driver, P: Precision>(
+        plan: &Plan,
+        out: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
+        state: &SliceMut<'_, Gpu<D, P>, f32>,
+        lengths: Option<Slice<'_, Gpu<D, P>, u32>>,
+        inputs: &ScanInputs<'_, Gpu<D, P>>,
+    ) -> Result<Self> {
+        let (kernel, shape) = (plan.kernel, plan.shape);
         if inputs.starts.is_some() {
-            return Err(KernelError::shape(plan.kernel, "starts", "none in a piece", "some"));
+            return Err(KernelError::shape(kernel, "starts", "none in a piece", "some"));
         }
         let samples = shape.sequences().samples();
-        exactly_mut(plan.kernel, "state", &state, samples * shape.channels() * shape.states())?;
+        exactly_mut(kernel, "state", state, samples * shape.channels() * shape.states())?;
         if let Some(lengths) = &lengths {
-            exactly(plan.kernel, "lengths", lengths, samples)?;
+            exactly(kernel, "lengths", lengths, samples)?;
         }
-        let is_step = plan.positions == 1 && lengths.is_none();
-        let mut rows = CheckedRows::new(plan);
-        let out = rows.write("out", &out)?;
-        let inputs = rows.inputs(&inputs)?;
+        let mut rows = CheckedRows::new(*plan);
+        let out = rows.write("out", out)?;
+        let inputs = rows.inputs(inputs)?;
         let wide = [state.address(), inputs.a_log]
             .iter()
             .all(|address| address.0.is_multiple_of(ALIGNMENT as u64));
@@ -87,14 +90,33 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             lanes: plan.lanes,
             wide: wide.into(),
         };
-        let channels = shape.channels();
+        Ok(Self { arguments, aligned: rows.aligned })
+    }
+}
+
+/// Blocks of `scan_step`, each of whole channels.
+pub(super) fn step_blocks(plan: &Plan) -> usize {
+    plan.shape.sequences().samples() * plan.shape.channels() * STEP_LANES / SCAN_THREADS
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    pub(in crate::gpu) fn launch_selective_scan_piece(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        let plan = self.scan_plan("selective_scan_piece", shape)?;
+        let (samples, channels) = (shape.sequences().samples(), shape.channels());
+        let is_step = plan.positions == 1 && lengths.is_none();
+        let Piece { arguments, aligned } = Piece::new(&plan, &out, &state, lengths, &inputs)?;
         let (source, name, blocks, shared_bytes) = match (plan.way, is_step) {
-            (Way::Sixteen, true) => {
-                let threads = samples * channels * STEP_LANES;
-                (&SCAN_PIECE, "scan_step", threads.div_ceil(SCAN_THREADS), 0)
-            }
+            (Way::Sixteen, true) => (&SCAN_STEP, "scan_step", step_blocks(&plan), 0),
             (Way::Sixteen, false) => {
-                let name = if rows.aligned { "scan_piece" } else { "scan_piece_unaligned" };
+                let name = if aligned { "scan_piece" } else { "scan_piece_unaligned" };
                 let warp = self.driver().properties().warp;
                 let shared_bytes = forward_shared_bytes(warp, size_of::<P::Activation>());
                 (&SCAN_PIECE, name, samples * (channels / BLOCK_CHANNELS), shared_bytes)
