@@ -1,5 +1,6 @@
 // Updates of parameters: AdamW (Loshchilov and Hutter, 2019, in the order of PyTorch's) and Lion (Chen et al., 2023) of fp32
-// masters and of split ones, and masters rounded to activation precision, split and joined.
+// masters and of split ones, scaled sums, of which an update of whole matrices is made (Muon's), and masters rounded to activation
+// precision, split and joined.
 //
 // A split master is the bf16 that matrix products read, and the 16 bits that rounding to it took away. They are its fp32 to the
 // bit, so that an update has the bits that it has of fp32 masters, and the next copy besides. (Megatron-LM's precision-aware
@@ -319,6 +320,64 @@ DEVICE void join(const Join& arguments) {
     const SplitMaster from = {arguments.from.rounded + place.from, arguments.from.remainder + place.from};
     convert<N, BATCH>(arguments.out + place.to, from, place.elements, blockIdx.x - first_block);
 }
+
+// --- scaled sums --------------------------------------------------------------------------------------
+
+// out = keep out + factor x, of fp32 or of activations each; where keep is 0, `out` is not read.
+struct Axpby {
+    void* out;      // [elements]
+    const void* x;  // [elements]
+    u64 elements;
+    float keep;
+    float factor;
+    u32 out_is_fp32;
+    u32 x_is_fp32;
+};
+
+template <u32 N, Access ACCESS>
+DEVICE Pack<N> load_either(const void* from, u32 is_fp32, u64 at, u32 count) {
+    if (is_fp32) return load<N, ACCESS>(static_cast<const float*>(from) + at, count);
+    return load<N, ACCESS>(static_cast<const activation*>(from) + at, count);
+}
+
+template <u32 N, u32 BATCH, Access ACCESS>
+DEVICE void axpby(const Axpby& arguments, const Tile<THREADS, BATCH, N>& tile) {
+    Pack<N> out[BATCH], x[BATCH];
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+        x[i] = load_either<N, ACCESS>(arguments.x, arguments.x_is_fp32, tile.pack(i), tile.count(i));
+        if (arguments.keep == 0.0f) continue;
+        out[i] = load_either<N, ACCESS>(arguments.out, arguments.out_is_fp32, tile.pack(i), tile.count(i));
+    }
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+#pragma unroll
+        for (u32 j = 0; j < N; j++) {
+            const float scaled = x[i].at[j] * arguments.factor;
+            x[i].at[j] = arguments.keep == 0.0f ? scaled : fmaf(out[i].at[j], arguments.keep, scaled);
+        }
+        if (arguments.out_is_fp32) {
+            store<N, ACCESS>(static_cast<float*>(arguments.out) + tile.pack(i), x[i], tile.count(i));
+        } else {
+            store<N, ACCESS>(static_cast<activation*>(arguments.out) + tile.pack(i), x[i], tile.count(i));
+        }
+    }
+}
+
+template <u32 N, u32 BATCH>
+DEVICE void axpby(const Axpby& arguments) {
+    const Tile<THREADS, BATCH, N> tile(arguments.elements);
+    if (tile.whole()) {
+        axpby<N, BATCH, Access::WIDE>(arguments, tile);
+    } else {
+        axpby<N, BATCH, Access::SINGLE>(arguments, tile);
+    }
+}
+
+KERNEL(axpby_wide, THREADS, 4, Axpby) { axpby<4, 1>(arguments); }
+KERNEL(axpby_single, THREADS, 4, Axpby) { axpby<1, 4>(arguments); }
+
+// --- masters, rounded, split and joined -----------------------------------------------------------------
 
 // A thread for eight elements.
 KERNEL(round_wide, THREADS, 4, Round) { convert<8, 1>(arguments); }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
 //! | [`CausalConv1d`], [`SelectiveScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
+//! | [`Elementwise`] | scaled sums |
 //! | [`Backend`] | the kernels of single rows, of weights and of gradients |
 //!
 //! # What every kernel promises
@@ -25,6 +26,7 @@ mod attention;
 mod causal_conv1d;
 mod draw;
 mod element;
+mod elementwise;
 mod kernel_group;
 mod runtime;
 mod selective_scan;
@@ -39,6 +41,8 @@ pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
 pub use self::draw::DrawSettings;
 pub use self::element::{ActivationElement, Element};
+pub(crate) use self::elementwise::check_axpby;
+pub use self::elementwise::{Elementwise, Values, ValuesMut};
 pub use self::kernel_group::KernelGroup;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
@@ -55,7 +59,7 @@ pub const NUMERICS_VERSION: u32 = 5;
 ///
 /// Dispatch is static: models are generic over their backend. See the [module](self) for what every
 /// kernel promises.
-pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
+pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention + Elementwise {
     /// The rows of logits that a language model's head forms at a time, within a grain. Numerics of
     /// the kind of device: a grain of more rows adds up one product of its table's gradient a chunk.
     fn logit_chunk_rows(&self) -> usize;
@@ -372,15 +376,6 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         targets: Slice<'_, Self, u32>,
         gradient: LogitGradient,
         shape: CrossEntropyShape,
-    ) -> Result<()>;
-
-    /// `lane[i] = lane[i] + gradients[g, i]` for each grain g in order; `gradients` is
-    /// `[grains, lane.elements]`.
-    fn accumulate(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
     ) -> Result<()>;
 
     /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that

@@ -13,12 +13,13 @@
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | biases, clamps, GELU, the gate of SwiGLU | `row_map`, `bias`, `gelu`, `gated_silu` |
-//! | sums of gradients, AdamW, Lion | `elementwise`, `optimizer`, `lion` |
+//! | sums of gradients, AdamW, Lion, scaled sums | `elementwise`, `optimizer`, `lion`, `axpby` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
 
 mod attention;
+mod axpby;
 mod backend;
 mod bias;
 mod buffer;

@@ -109,6 +109,7 @@ mod tests {
             name: name.into(),
             shape: shape.to_vec(),
             offset: 0,
+            row_multiple: 1,
             stored_elements,
             decay: Decay::Decayed,
             reading: Reading::Both,

@@ -73,6 +73,8 @@ pub struct Tensor {
     pub offset: usize,
     /// Elements in the arena: those of `shape`, then padding rows.
     pub stored_elements: usize,
+    /// What the rows in the arena are a multiple of: more than 1 where it is a table.
+    pub row_multiple: usize,
     /// Whether weight decay applies.
     pub decay: Decay,
     /// In which precisions blocks read it, all uses together.
@@ -88,6 +90,11 @@ impl Tensor {
     /// Rows and columns, those of the first dimension and those of all others together: of a vector its elements and 1.
     pub fn matrix(&self) -> [usize; 2] {
         [self.shape.first().copied().unwrap_or(1), self.shape.iter().skip(1).product()]
+    }
+
+    /// Whether it is a matrix of a hidden layer: of two dimensions, read by products, and no table.
+    pub fn is_hidden_matrix(&self) -> bool {
+        self.shape.len() == 2 && self.row_multiple == 1 && self.reading != Reading::Fp32
     }
 
     /// The logical elements' range in the arena.
@@ -170,13 +177,15 @@ impl Layout {
     ) -> usize {
         let rows = shape.first().copied().unwrap_or(1);
         let row_elements: usize = shape.iter().skip(1).product();
-        let stored_elements = rows.next_multiple_of(row_multiple.max(1)) * row_elements;
+        let row_multiple = row_multiple.max(1);
+        let stored_elements = rows.next_multiple_of(row_multiple) * row_elements;
         let offset = self.parameter_elements;
         self.tensors.push(Tensor {
             name: name.into(),
             shape: shape.to_vec(),
             offset,
             stored_elements,
+            row_multiple,
             decay,
             reading: Reading::Both,
         });

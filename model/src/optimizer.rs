@@ -1,12 +1,13 @@
 //! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none; the others are [`Lion`] and
-//! [`Adafactor`]. A user's own rule is given to the training graph as they are.
+//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none; the others are [`Lion`],
+//! [`Adafactor`] and [`Muon`]. A user's own rule is given to the training graph as they are.
 
 mod adafactor;
 mod adamw;
 mod groups;
 mod lion;
+mod muon;
 mod on_host;
 pub mod rule;
 mod state_arena;
@@ -21,6 +22,7 @@ pub use self::adafactor::{Adafactor, AdafactorSettings, StepSize};
 pub use self::adamw::AdamW;
 pub use self::groups::{GroupSettings, update_terms};
 pub use self::lion::Lion;
+pub use self::muon::{Lookahead, Muon, MuonSettings, MuonStepSize};
 pub use self::on_host::on_host;
 pub use self::rule::{
     HostViews, MOST_STATES, StateExtent, StateSpec, StateTensors, UpdateRule, UpdateScalars,
@@ -49,6 +51,8 @@ pub enum OptimizerName {
     Lion,
     /// [`Adafactor`]: states of rows and columns in place of elements.
     Adafactor,
+    /// [`Muon`]: momenta of hidden matrices made orthogonal, and AdamW for all else.
+    Muon,
 }
 
 impl OptimizerName {
@@ -59,6 +63,7 @@ impl OptimizerName {
             Self::DecoupledAdamw => "decoupled_adamw",
             Self::Lion => "lion",
             Self::Adafactor => "adafactor",
+            Self::Muon => "muon",
         }
     }
 }
@@ -72,7 +77,7 @@ pub struct OptimizerSettings {
     /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4, of Adafactor 1e-2.
     pub learning_rate: f64,
     /// Decays of the first and the second moment: 0.9 and 0.95. Of Lion how much of the average is in an update, and its decay: 0.9 and
-    /// 0.99. Adafactor has none.
+    /// 0.99. Adafactor has none; Muon's are AdamW's, for what is no hidden matrix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
     /// Added to the root of the second moment: 1e-8. Of Adafactor to the square of a gradient: 1e-30. Lion has none.
@@ -87,6 +92,9 @@ pub struct OptimizerSettings {
     /// `[optimizer.adafactor]`, where that is the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adafactor: Option<AdafactorSettings>,
+    /// `[optimizer.muon]`, where that is the name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muon: Option<MuonSettings>,
     /// `[[optimizer.groups]]`: tensors, by name, whose updates have something of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupSettings>,
@@ -103,6 +111,7 @@ struct Written {
     weight_decay: Option<f64>,
     clip_norm: Option<f64>,
     adafactor: Option<AdafactorSettings>,
+    muon: Option<MuonSettings>,
     groups: Vec<GroupSettings>,
 }
 
@@ -117,6 +126,7 @@ impl From<Written> for OptimizerSettings {
             weight_decay: written.weight_decay.unwrap_or(default.weight_decay),
             clip_norm: written.clip_norm.unwrap_or(default.clip_norm),
             adafactor: written.adafactor.or(default.adafactor),
+            muon: written.muon.or(default.muon),
             groups: written.groups,
         }
     }
@@ -144,6 +154,7 @@ impl OptimizerSettings {
             weight_decay: 0.1,
             clip_norm: 1.0,
             adafactor: None,
+            muon: None,
             groups: Vec::new(),
         };
         match name {
@@ -165,6 +176,7 @@ impl OptimizerSettings {
                 adafactor: Some(AdafactorSettings::default()),
                 ..adamw
             },
+            OptimizerName::Muon => Self { muon: Some(MuonSettings::default()), ..adamw },
         }
     }
 
@@ -212,6 +224,11 @@ impl OptimizerSettings {
             (_, Some(_)) => return none("adafactor", "a table".to_owned()),
             (_, None) => {}
         }
+        match (self.name, &self.muon) {
+            (OptimizerName::Muon, own) => own.unwrap_or_default().check()?,
+            (_, Some(_)) => return none("muon", "a table".to_owned()),
+            (_, None) => {}
+        }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
         finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")?;
         self.groups.iter().enumerate().try_for_each(|(place, group)| group.check(place))
@@ -226,9 +243,10 @@ impl OptimizerSettings {
     pub fn decay_factor(&self, scalars: &UpdateScalars) -> f64 {
         let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay);
         match self.name {
-            OptimizerName::Adamw | OptimizerName::Lion | OptimizerName::Adafactor => {
-                1.0 - scalars.learning_rate * weight_decay
-            }
+            OptimizerName::Adamw
+            | OptimizerName::Lion
+            | OptimizerName::Adafactor
+            | OptimizerName::Muon => 1.0 - scalars.learning_rate * weight_decay,
             OptimizerName::DecoupledAdamw => {
                 let factor = match self.learning_rate {
                     0.0 => 1.0,
@@ -253,6 +271,7 @@ impl OptimizerSettings {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => &adamw::STATES,
             OptimizerName::Lion => &lion::STATES,
             OptimizerName::Adafactor => &adafactor::STATES,
+            OptimizerName::Muon => &muon::STATES,
         }
     }
 
@@ -269,6 +288,7 @@ impl OptimizerSettings {
             }
             OptimizerName::Lion => Arc::new(Lion::new(self.clone())),
             OptimizerName::Adafactor => Arc::new(Adafactor::new(self.clone())),
+            OptimizerName::Muon => Arc::new(Muon::new(self.clone())),
         }
     }
 }

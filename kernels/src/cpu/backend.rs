@@ -2,13 +2,14 @@
 
 mod attention;
 mod causal_conv1d;
+mod elementwise;
 mod runtime;
 mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::cross_entropy::cross_entropy;
 use super::draw::draw;
-use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
+use super::elementwise::{mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
@@ -386,15 +387,6 @@ impl Backend for Cpu {
     ) -> Result<()> {
         let threads = stream.threads();
         cross_entropy(threads, self.dispatch, losses, logits, targets, gradient, shape)
-    }
-
-    fn accumulate(
-        &self,
-        stream: &mut DeviceStream,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        accumulate(stream.threads(), self.dispatch, elements_mut(lane), elements(gradients))
     }
 
     fn tree_sums(&self, stream: &mut DeviceStream, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod causal_conv1d;
+mod elementwise;
 mod runtime;
 mod selective_scan;
 
@@ -333,15 +334,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         shape: CrossEntropyShape,
     ) -> Result<()> {
         self.launch_cross_entropy(stream, losses, logits, targets, gradient, shape)
-    }
-
-    fn accumulate(
-        &self,
-        stream: &mut GpuStream<D>,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        self.launch_accumulate(stream, lane, gradients)
     }
 
     fn tree_sums(&self, stream: &mut GpuStream<D>, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {

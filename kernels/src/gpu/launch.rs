@@ -6,6 +6,7 @@ mod attention_backward;
 mod attention_backward_groups;
 mod attention_groups;
 mod attention_step;
+mod axpby;
 mod causal_conv1d;
 mod cross_entropy;
 mod documents;

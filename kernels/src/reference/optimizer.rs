@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, 2019), in the order of PyTorch's `torch.optim.AdamW`, and Lion (Chen et al., 2023).
+//! AdamW (Loshchilov and Hutter, 2019), in the order of PyTorch's `torch.optim.AdamW`, Lion (Chen et al., 2023), and scaled
+//! sums.
 
 use crate::backend::{AdamWStep, LionStep};
 
@@ -59,6 +60,13 @@ pub fn lion(state: &mut LionState, gradient: &[f64], step: LionStep) {
         *m = beta2 * *m + (1.0 - beta2) * g;
         let decayed = state.parameters[i] * f64::from(step.decay_factor);
         state.parameters[i] = decayed - f64::from(step.learning_rate) * sign;
+    }
+}
+
+/// `out = keep out + factor x`
+pub fn axpby(out: &mut [f64], keep: f64, factor: f64, x: &[f64]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = keep * *out + factor * x;
     }
 }
 

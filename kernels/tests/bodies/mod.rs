@@ -14,6 +14,7 @@ pub mod attention_case;
 pub mod attention_refusals;
 pub mod attention_repeats;
 pub mod attention_shared_keys;
+pub mod axpby;
 pub mod biased_products;
 pub mod causal_conv1d;
 pub mod causal_conv1d_piece;
@@ -97,6 +98,7 @@ macro_rules! every_body {
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
                 tree_sums_at_once_agree: bodies::tree_sum::several_at_once_agree;
+                axpby_agrees: bodies::axpby::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 likeliest_agrees: bodies::likeliest::agrees;
                 draw_agrees: bodies::draw::agrees;
@@ -149,6 +151,7 @@ macro_rules! every_body {
                 causal_conv1d_pieces_refuse_shapes: bodies::sequence_refusals::causal_conv1d_piece;
                 selective_scan_refuses_shapes: bodies::sequence_refusals::selective_scan;
                 selective_scan_pieces_refuse_shapes: bodies::sequence_refusals::selective_scan_piece;
+                axpby_refuses_shapes: bodies::axpby::refuses_shapes;
                 selective_scan_steps_refuse_shapes: bodies::selective_scan_step::refuses_shapes;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
                 updates_refuse_shapes: bodies::refusals::updates;

@@ -122,6 +122,15 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
 }
 
+/// A scaled sum reads what it keeps, and scales it.
+#[test]
+fn a_forgotten_factor_of_a_sum_fails_the_body() {
+    let kept = "fmaf(out[i].at[j], arguments.keep, scaled)";
+    let change = SourceChange { source: "optimizer.cu", from: kept, to: "out[i].at[j] + scaled" };
+    assert_change_shows::<Bf16>(&[32], change, bodies::axpby::agrees);
+    assert_needs::<Fp32>("optimizer.cu", " * arguments.factor", bodies::axpby::agrees);
+}
+
 /// Parts of a grain are added to each other before they are added to the lane, each once.
 #[test]
 fn parts_that_are_added_otherwise_fail_the_body() {

@@ -50,6 +50,10 @@ pub enum StateTensors {
     Matrices,
     /// Those of one dimension or none.
     Vectors,
+    /// [Matrices of hidden layers](Tensor::is_hidden_matrix).
+    HiddenMatrices,
+    /// All others: tables, vectors, filters.
+    AllButHiddenMatrices,
 }
 
 impl StateTensors {
@@ -59,6 +63,8 @@ impl StateTensors {
             Self::All => true,
             Self::Matrices => tensor.shape.len() > 1,
             Self::Vectors => tensor.shape.len() <= 1,
+            Self::HiddenMatrices => tensor.is_hidden_matrix(),
+            Self::AllButHiddenMatrices => !tensor.is_hidden_matrix(),
         }
     }
 }
