@@ -18,6 +18,7 @@ const EVERYWHERE: &[Key] = &[
     ("run.steps", &["1", "2", "10", "19", "20", "21", "1000000000"]),
     ("run.tokens", &["1", "1000", "1000000000000000"]),
     ("run.epochs", &["0.0001", "0.5", "3.0", "1e6"]),
+    ("run.chinchilla", &["1e-9", "0.5", "20.0"]),
     ("data.shuffle", &["none", "shard", "window", "full"]),
     ("data.window_samples", &["1", "5", "9223372036854775807"]),
     ("data.cache_mib", &["1", "16777216"]),
@@ -27,7 +28,7 @@ const EVERYWHERE: &[Key] = &[
     ("batch.lanes", &["1", "2", "8", "64", "4096"]),
     ("batch.grain_samples", &["1", "3", "1000", "9223372036854775807"]),
     ("batch.microbatch_grains", &["1", "1000000", "9223372036854775807", "\"auto\""]),
-    ("optimizer.name", &["adamw", "decoupled_adamw", "lion", "adafactor"]),
+    ("optimizer.name", &["adamw", "decoupled_adamw", "lion", "adafactor", "muon"]),
     ("optimizer.learning_rate", &["0.0", "1e-9", "10.0"]),
     ("optimizer.betas", &["[0.0, 0.0]", "[0.999, 0.9999]"]),
     ("optimizer.eps", &["1e-30", "1.0"]),
@@ -35,6 +36,8 @@ const EVERYWHERE: &[Key] = &[
     ("optimizer.clip_norm", &["1e-9", "1e9"]),
     ("schedule.name", &["constant", "cosine", "linear"]),
     ("schedule.warmup_steps", &["0", "1", "200"]),
+    ("schedule.warmup_tokens", &["0", "1", "100"]),
+    ("schedule.warmup_fraction", &["0.0", "0.01", "1.0"]),
     ("schedule.final_fraction", &["0.0", "1.0"]),
     ("schedule.steps", &["1", "5", "20", "1000000000"]),
     ("checkpoint.every_steps", &["1", "9223372036854775807"]),
@@ -101,6 +104,9 @@ const FAMILIES: [(&str, &[Key]); 4] = [
     ),
 ];
 
+/// What says how long a run is.
+const LENGTHS: [&str; 4] = ["run.steps", "run.tokens", "run.epochs", "run.chinchilla"];
+
 /// What the config comes to that says nothing but what is required, and `written`.
 fn resolved(
     bench: &Workbench,
@@ -114,7 +120,7 @@ fn resolved(
         format!("model.preset={preset}"),
         "device.backend=cpu".to_owned(),
     ];
-    if !["run.steps", "run.tokens", "run.epochs"].into_iter().any(says) {
+    if !LENGTHS.into_iter().any(says) {
         set.push("run.steps=200".to_owned());
     }
     if says("evaluation") {
@@ -154,7 +160,7 @@ fn of_two_things_that_are_written_one_is_named_or_neither_refused() {
         let keys: Vec<_> = EVERYWHERE.iter().chain(sizes).collect();
         let pick = |from: usize, salt: u64| (random(seed << 8 | salt) % from as u64) as usize;
         let [(one, ones), (other, others)] = [1_u64, 2].map(|salt| keys[pick(keys.len(), salt)]);
-        let is_length = |key: &str| ["run.steps", "run.tokens", "run.epochs"].contains(&key);
+        let is_length = |key: &str| LENGTHS.contains(&key);
         if one == other || (is_length(one) && is_length(other)) {
             continue;
         }

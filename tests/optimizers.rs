@@ -17,6 +17,13 @@ const LION: &str = "optimizer.name=lion";
 /// Adafactor, whose tensors have one owner each.
 const ADAFACTOR: &str = "optimizer.name=adafactor";
 
+/// Muon, the same.
+const MUON: &str = "optimizer.name=muon";
+
+/// Muon on one worker.
+static ORTHOGONAL: LazyLock<Outcome> =
+    LazyLock::new(|| BENCH.train(Job { dir: "orthogonal", workers: 1, set: &[MUON] }));
+
 /// Adafactor on one worker, at the rate that it has by itself.
 static FACTORED: LazyLock<Outcome> = LazyLock::new(|| {
     BENCH.train(Job {
@@ -132,6 +139,45 @@ fn lion_goes_on_where_it_was_killed() {
 #[test]
 fn adafactor_goes_on_where_it_was_killed() {
     goes_on_where_it_was_killed(ADAFACTOR);
+}
+
+#[test]
+fn muon_goes_on_where_it_was_killed() {
+    goes_on_where_it_was_killed(MUON);
+}
+
+/// One state of the matrices of hidden layers, two of all else.
+#[test]
+fn muon_learns_and_keeps_momenta_of_hidden_matrices() {
+    assert!(ORTHOGONAL.loss(4) < ORTHOGONAL.loss(0) - 0.1, "{:?}", ORTHOGONAL.steps);
+    let [model, optimizer] = ["model.safetensors", "optimizer.safetensors"]
+        .map(|name| shapes(&ORTHOGONAL.latest()[name]));
+    let is_hidden = |name: &str| name.ends_with("_proj.weight");
+    assert_eq!(model.keys().filter(|name| is_hidden(name)).count(), 8, "{:?}", model.keys());
+    let mut expected = BTreeMap::new();
+    for (name, shape) in &model {
+        let states: &[_] = match is_hidden(name) {
+            true => &["momentum_buffer"],
+            false => &["exp_avg", "exp_avg_sq"],
+        };
+        expected.extend(states.iter().map(|state| (format!("{state}.{name}"), shape.clone())));
+    }
+    assert_eq!(optimizer, expected);
+}
+
+#[test]
+fn muon_is_elastic() {
+    for (workers, set) in [
+        (2, &[MUON][..]),
+        (5, &[MUON, "batch.microbatch_grains=1"]),
+        (3, &[MUON, "parallel.shard=gradients"]),
+        (3, &[MUON, "parallel.shard=parameters"]),
+        (1, &[MUON, "device.threads=2"]),
+    ] {
+        let dir = format!("orthogonal-{workers}-{}", set.last().map_or(0, |last| last.len()));
+        let found = BENCH.train(Job { dir: &dir, workers, set });
+        assert_same(&found, &ORTHOGONAL, &format!("{workers} workers {set:?}"));
+    }
 }
 
 /// A number of each row and of each column of a matrix, and of each element of a vector: next to nothing.

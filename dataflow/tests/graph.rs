@@ -167,6 +167,20 @@ fn a_rule_of_whole_tensors_gives_the_same_bits() {
     assert_eq!(elements, [192, 83, 18, 96]);
 }
 
+/// Products of matrices among them.
+#[test]
+fn a_rule_of_products_gives_the_same_bits() {
+    let muon = |run| Run { rule: Rule::Muon, ..run }.run().unwrap();
+    let expected = muon(Run::default());
+    assert_ne!(expected.checkpoints[&6][0], OF_TENSORS.checkpoints[&6][0]);
+    for run in [
+        Run { workers: 8, microbatch: 1, ..Run::default() },
+        Run { workers: 4, processes: 2, sharding: Sharding::Parameters, ..Run::default() },
+    ] {
+        assert_eq!(muon(run.clone()), expected, "{run:?}");
+    }
+}
+
 #[test]
 fn a_rule_of_whole_tensors_goes_on_with_any_number_of_workers() {
     let resume = Some((4, OF_TENSORS.checkpoints[&4].clone()));

@@ -275,6 +275,11 @@ impl OptimizerSettings {
         }
     }
 
+    /// Bytes of a device's memory that an update takes: those of [`rule`](Self::rule).
+    pub fn scratch_bytes<B: Backend>(&self, layout: &Layout) -> usize {
+        self.rule::<B>().scratch_bytes(layout)
+    }
+
     /// What one worker updates by itself, at the least: that of [`rule`](Self::rule).
     pub fn unit(&self) -> UpdateUnit {
         UpdateRule::<Cpu>::unit(&*self.rule())

@@ -4,6 +4,8 @@
 //! it is the same on every host and after every resume. The horizon is saved with the run: making a run longer
 //! does not bend a curve that has begun.
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
@@ -27,9 +29,19 @@ pub enum ScheduleName {
 pub struct ScheduleSettings {
     /// The curve after the warm-up.
     pub name: ScheduleName,
-    /// Steps of warm-up; 0 for none. Where it is absent, 20, or the whole horizon where that is shorter.
+    /// Steps of warm-up; 0 for none. Where neither this nor one of the next two is there, 20, or the whole horizon where that is
+    /// shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
+    /// Warm-up in predicted tokens, rounded up to whole steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_tokens: Option<u64>,
+    /// Warm-up as a fraction of the horizon, rounded up to whole steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_fraction: Option<f64>,
+    /// Predicted tokens of a step, which a warm-up in tokens is counted in: known once a run's batch and data are.
+    #[serde(skip)]
+    pub tokens_per_step: Option<NonZeroU64>,
     /// The factor at the horizon; a constant schedule does not use it.
     pub final_fraction: f64,
     /// The horizon, in steps; where it is absent, the steps of the run when it began.
@@ -42,7 +54,15 @@ const DEFAULT_WARMUP_STEPS: u64 = 20;
 
 impl Default for ScheduleSettings {
     fn default() -> Self {
-        Self { name: ScheduleName::default(), warmup_steps: None, final_fraction: 0.1, steps: None }
+        Self {
+            name: ScheduleName::default(),
+            warmup_steps: None,
+            warmup_tokens: None,
+            warmup_fraction: None,
+            tokens_per_step: None,
+            final_fraction: 0.1,
+            steps: None,
+        }
     }
 }
 
@@ -55,13 +75,17 @@ impl ScheduleSettings {
         if self.steps == Some(0) {
             return Err(ModelError::config("schedule.steps", "at least 1", 0));
         }
-        if !(0.0..=1.0).contains(&self.final_fraction) {
-            let expected = "a number from 0 to 1";
-            return Err(ModelError::config(
-                "schedule.final_fraction",
-                expected,
-                self.final_fraction,
-            ));
+        for (key, fraction) in [
+            ("schedule.final_fraction", self.final_fraction),
+            ("schedule.warmup_fraction", self.warmup_fraction.unwrap_or_default()),
+        ] {
+            if !(0.0..=1.0).contains(&fraction) {
+                return Err(ModelError::config(key, "a number from 0 to 1", fraction));
+            }
+        }
+        let written = self.written_warmup();
+        if let [(first, _), (second, found), ..] = &written[..] {
+            return Err(ModelError::config(*second, format!("nothing beside {first}"), found));
         }
         Ok(())
     }
@@ -75,14 +99,49 @@ impl ScheduleSettings {
         let warmup_steps = self.resolved_warmup_steps(horizon);
         if warmup_steps > horizon {
             let expected = format!("at most the {horizon} steps of the schedule");
-            return Err(ModelError::config("schedule.warmup_steps", expected, warmup_steps));
+            let (key, found) = match self.warmup_tokens {
+                Some(tokens) => {
+                    ("schedule.warmup_tokens", format!("{tokens} tokens, {warmup_steps} steps"))
+                }
+                None => ("schedule.warmup_steps", warmup_steps.to_string()),
+            };
+            return Err(ModelError::config(key, expected, found));
         }
         Ok(())
     }
 
+    /// What says how long the warm-up is, and how long.
+    fn written_warmup(&self) -> Vec<(&'static str, String)> {
+        [
+            ("schedule.warmup_steps", self.warmup_steps.map(|steps| steps.to_string())),
+            ("schedule.warmup_tokens", self.warmup_tokens.map(|tokens| tokens.to_string())),
+            ("schedule.warmup_fraction", self.warmup_fraction.map(|part| part.to_string())),
+        ]
+        .into_iter()
+        .filter_map(|(key, found)| Some((key, found?)))
+        .collect()
+    }
+
+    /// The same for a horizon of `horizon` steps, with its warm-up written in steps.
+    #[must_use]
+    pub fn in_steps(&self, horizon: u64) -> Self {
+        Self {
+            warmup_steps: Some(self.resolved_warmup_steps(horizon)),
+            warmup_tokens: None,
+            warmup_fraction: None,
+            ..self.clone()
+        }
+    }
+
     /// Steps of warm-up under a horizon of `horizon` steps: those that are set, or the default.
     pub fn resolved_warmup_steps(&self, horizon: u64) -> u64 {
-        self.warmup_steps.unwrap_or(DEFAULT_WARMUP_STEPS.min(horizon))
+        let of_tokens =
+            |tokens: u64| tokens.div_ceil(self.tokens_per_step.map_or(1, NonZeroU64::get));
+        let of_fraction = |fraction: f64| (fraction * horizon as f64).ceil() as u64;
+        self.warmup_steps
+            .or(self.warmup_tokens.map(of_tokens))
+            .or(self.warmup_fraction.map(of_fraction))
+            .unwrap_or(DEFAULT_WARMUP_STEPS.min(horizon))
     }
 
     /// The learning rate of update `step` (counted from 1): `base` times
@@ -119,7 +178,8 @@ mod tests {
     use super::*;
 
     fn schedule(name: ScheduleName) -> ScheduleSettings {
-        ScheduleSettings { name, warmup_steps: Some(4), final_fraction: 0.2, steps: None }
+        let default = ScheduleSettings::default();
+        ScheduleSettings { name, warmup_steps: Some(4), final_fraction: 0.2, ..default }
     }
 
     #[test]
@@ -157,6 +217,38 @@ mod tests {
             assert_eq!(settings.resolved_warmup_steps(horizon), warmup_steps);
             assert_eq!(settings.learning_rate(1.0, warmup_steps, horizon), 1.0);
         }
+    }
+
+    #[test]
+    fn a_warm_up_in_tokens_or_as_a_fraction_is_whole_steps() {
+        let tokens = ScheduleSettings {
+            warmup_tokens: Some(1001),
+            tokens_per_step: NonZeroU64::new(100),
+            ..ScheduleSettings::default()
+        };
+        assert_eq!(tokens.resolved_warmup_steps(50), 11);
+        let steps = tokens.in_steps(50);
+        assert_eq!((steps.warmup_steps, steps.warmup_tokens), (Some(11), None));
+        let message = tokens.check(10).expect_err("refused").to_string();
+        assert_eq!(
+            message,
+            "schedule.warmup_tokens: expected at most the 10 steps of the schedule, found 1001 tokens, 11 steps"
+        );
+        let fraction =
+            ScheduleSettings { warmup_fraction: Some(0.03), ..ScheduleSettings::default() };
+        for (horizon, warmup_steps) in [(1, 1), (100, 3), (101, 4), (1_000_000, 30_000)] {
+            assert_eq!(fraction.resolved_warmup_steps(horizon), warmup_steps);
+            fraction.check(horizon).expect("no fraction is longer than the run");
+        }
+        let both = ScheduleSettings { warmup_steps: Some(1), ..fraction.clone() };
+        let message = both.check_values().expect_err("refused").to_string();
+        assert_eq!(
+            message,
+            "schedule.warmup_fraction: expected nothing beside schedule.warmup_steps, found 0.03"
+        );
+        let large = ScheduleSettings { warmup_fraction: Some(1.5), ..fraction };
+        let message = large.check_values().expect_err("refused").to_string();
+        assert!(message.starts_with("schedule.warmup_fraction: expected a number"), "{message}");
     }
 
     #[test]

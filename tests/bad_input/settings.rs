@@ -46,7 +46,11 @@ fn configs() {
         format!("line {}", index + 1)
     };
     let cases: &[(&str, &str, &[&str])] = &[
-        ("steps = 5", "", &["run.steps, run.tokens, run.epochs: expected exactly one of them"]),
+        (
+            "steps = 5",
+            "",
+            &["run.steps, run.tokens, run.epochs, run.chinchilla: expected exactly one of them"],
+        ),
         ("steps = 5", "steps = 5\nepochs = 1", &["run.steps", "found 2"]),
         ("steps = 5", "stepz = 5", &["bad.toml", &line("steps = 5"), "`stepz`", "`steps`"]),
         ("steps = 5", "steps = \"many\"", &["bad.toml", &line("steps = 5"), "steps = \"many\""]),
@@ -54,6 +58,13 @@ fn configs() {
         ("steps = 5", "steps = 5\nsteps = 6", &["bad.toml", "line 5", "duplicate"]),
         ("steps = 5", "steps = 0", &["run.steps", "at least 1"]),
         ("steps = 5", "epochs = nan", &["run.epochs", "NaN"]),
+        ("steps = 5", "chinchilla = 0.0", &["run.chinchilla", "above 0"]),
+        ("warmup_steps = 2", "warmup_tokens = 100000", &["schedule.warmup_tokens", "5 steps"]),
+        (
+            "warmup_steps = 2",
+            "warmup_steps = 2\nwarmup_fraction = 0.1",
+            &["schedule.warmup_fraction", "schedule.warmup_steps"],
+        ),
         ("dir = \"run\"\n", "", &["bad.toml", "`dir`"]),
         ("[run]", "[running]", &["bad.toml", "`running`"]),
         ("[run]", "[run", &["bad.toml", "line 2"]),

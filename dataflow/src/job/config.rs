@@ -55,7 +55,7 @@ pub struct RunConfig {
     pub parallel: ParallelSettings,
 }
 
-/// `[run]`. Exactly one of `steps`, `tokens` and `epochs` says how long the run is.
+/// `[run]`. Exactly one of `steps`, `tokens`, `epochs` and `chinchilla` says how long the run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
@@ -73,6 +73,9 @@ pub struct RunSettings {
     /// Passes over the data set; rounded up to whole steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs: Option<f64>,
+    /// Multiples of 20 predicted tokens for each parameter (Hoffmann et al., 2022); rounded up to whole steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chinchilla: Option<f64>,
     /// How long a peer process may be silent before the run ends with exit code 75.
     #[serde(default = "default_peer_deadline_seconds")]
     pub peer_deadline_seconds: f64,
@@ -186,15 +189,16 @@ impl RunConfig {
     /// # Errors
     /// The first rule that is broken, naming its keys.
     pub fn check(&self) -> Result<()> {
-        let RunSettings { steps, tokens, epochs, .. } = &self.run;
-        let lengths = [steps.is_some(), tokens.is_some(), epochs.is_some()];
+        let RunSettings { steps, tokens, epochs, chinchilla, .. } = &self.run;
+        let lengths = [steps.is_some(), tokens.is_some(), epochs.is_some(), chinchilla.is_some()];
         let given = lengths.into_iter().filter(|&given| given).count();
-        expect(given == 1, "run.steps, run.tokens, run.epochs", "exactly one of them", given)?;
+        let keys = "run.steps, run.tokens, run.epochs, run.chinchilla";
+        expect(given == 1, keys, "exactly one of them", given)?;
         expect(steps != &Some(0), "run.steps", "at least 1", 0)?;
         expect(tokens != &Some(0), "run.tokens", "at least 1", 0)?;
-        if let Some(epochs) = epochs {
-            let valid = epochs.is_finite() && *epochs > 0.0;
-            expect(valid, "run.epochs", "a number above 0", epochs)?;
+        for (key, number) in [("run.epochs", epochs), ("run.chinchilla", chinchilla)] {
+            let Some(number) = number else { continue };
+            expect(number.is_finite() && *number > 0.0, key, "a number above 0", number)?;
         }
         for (key, seconds) in [
             ("run.peer_deadline_seconds", self.run.peer_deadline_seconds),

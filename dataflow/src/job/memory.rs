@@ -10,7 +10,7 @@ use tidemill_collective::{
     BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut,
 };
 use tidemill_kernels::Backend;
-use tidemill_model::optimizer::{StateArena, StateSpec, UpdateUnit};
+use tidemill_model::optimizer::{OptimizerSettings, StateArena, UpdateUnit};
 use tidemill_model::{Blueprint, Layout, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
@@ -29,8 +29,7 @@ const PLANNED_TENTHS: usize = 9;
 pub(crate) struct PlanMemory<'a> {
     pub model: &'a Blueprint,
     pub batch: &'a BatchSettings,
-    /// Of the optimizer.
-    pub states: &'a [StateSpec],
+    pub optimizer: &'a OptimizerSettings,
     pub sharding: Sharding,
     /// t
     pub positions: usize,
@@ -70,7 +69,7 @@ impl PlanMemory<'_> {
 
     /// About what a worker holds beside its workspace, where it has a memory of its own: parameters as products read them, and in bf16
     /// what is read in fp32 once more, or two blocks of them and what it owns; of what it owns what rounding took away, states of
-    /// the optimizer and, of several workers, sums; sums of lanes, and a chunk of logits.
+    /// the optimizer and, of several workers, sums; sums of lanes, a chunk of logits, and what an update takes besides.
     fn state_bytes<B: Backend>(&self, backend: &B, workers: usize, sharding: Sharding) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
@@ -92,7 +91,8 @@ impl PlanMemory<'_> {
             _ => whole,
         };
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
-        let states = self.states.iter().map(|spec| StateArena::new(layout, spec).elements());
+        let states =
+            self.optimizer.states().iter().map(|spec| StateArena::new(layout, spec).elements());
         // A master is what products read and the rest of four bytes.
         let state = (FP32 - activation) * parameters + FP32 * states.sum::<usize>();
         let owned = (state + sums * FP32 * gradients).div_ceil(workers);
@@ -104,7 +104,8 @@ impl PlanMemory<'_> {
             _ => FP32 * self.accumulators(workers) * gradients,
         };
         let exchanged = if has_others { self.exchanged_bytes() } else { 0 };
-        held + owned + accumulators + exchanged + logits
+        let updating = self.optimizer.scratch_bytes::<B>(layout);
+        held + owned + accumulators + exchanged + logits + updating
     }
 
     /// Microbatches of a lane: more than one where that is not known yet.
@@ -248,15 +249,15 @@ fn least_free<B: Backend>(devices: &Devices<B>) -> Result<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, LazyLock};
 
     use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
-    use tidemill_kernels::{Fp32, Gpu};
+    use tidemill_kernels::{Cpu, Fp32, Gpu};
+    use tidemill_model::layout::Tensor;
+    use tidemill_model::optimizer::OptimizerName;
     use tidemill_model::{ModelSettings, ResolvedModel};
 
     use super::*;
-    use tidemill_model::optimizer::{OptimizerName, OptimizerSettings};
-
     use crate::device::{Precision, WorkerDevice};
 
     fn model() -> Blueprint {
@@ -278,10 +279,11 @@ mod tests {
 
     /// What one worker is planned.
     fn planned<'a>(model: &'a Blueprint, batch: &'a BatchSettings) -> PlanMemory<'a> {
+        static OPTIMIZER: LazyLock<OptimizerSettings> = LazyLock::new(OptimizerSettings::default);
         PlanMemory {
             model,
             batch,
-            states: OptimizerSettings::default().states(),
+            optimizer: &OPTIMIZER,
             sharding: Sharding::Optimizer,
             positions: 33,
             workers: 1,
@@ -322,13 +324,19 @@ mod tests {
         let model = model();
         let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
         let workspace = |name| {
-            let states = OptimizerSettings::of(name).states();
-            let plan = PlanMemory { states, ..planned(&model, &batch) };
+            let optimizer = &OptimizerSettings::of(name);
+            let plan = PlanMemory { optimizer, ..planned(&model, &batch) };
             let devices = Devices::new(vec![device((0, &(10 << 30)))], Precision::Fp32).unwrap();
             plan.run(devices).unwrap().workspace_bytes
         };
         let saved = workspace(OptimizerName::Lion) - workspace(OptimizerName::Adamw);
         assert_eq!(saved, 4 * model.layout().parameter_elements());
+        // Its momenta are fewer than two of each, but the update of the largest matrix takes room.
+        let matrices = model.layout().tensors().iter().filter(|tensor| tensor.is_hidden_matrix());
+        let largest = matrices.map(Tensor::elements).max().unwrap();
+        let muon = OptimizerSettings::of(OptimizerName::Muon).scratch_bytes::<Cpu>(model.layout());
+        assert!(muon > 12 * largest && muon < 20 * largest, "{muon} for {largest} elements");
+        assert_ne!(workspace(OptimizerName::Muon), workspace(OptimizerName::Adamw));
     }
 
     #[test]

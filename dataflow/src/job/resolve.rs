@@ -1,6 +1,7 @@
 //! What a `RUN.toml` comes to, once its data set and its model are known.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +82,7 @@ impl ResolvedRun {
                 let plan = PlanMemory {
                     model: &model,
                     batch: &config.batch,
-                    states: config.optimizer.states(),
+                    optimizer: &config.optimizer,
                     sharding: config.parallel.shard,
                     positions: data.seq_len(),
                     workers: workers.here,
@@ -96,7 +97,10 @@ impl ResolvedRun {
         let batch = config.batch.plan(memory)?.sharded(config.parallel.shard);
         // Epochs are those of what the run began with, wherever it has moved since.
         let began = saved_cursor.as_ref().map_or(data.samples(), |cursor| cursor.stream.samples);
-        let steps = steps(&config, (began, data.seq_len()), &batch)?;
+        let parameters = model.layout().parameters();
+        let steps = steps(&config, (began, data.seq_len()), parameters, &batch)?;
+        let tokens_per_step = (batch.samples_per_step() * data.seq_len()) as u64;
+        config.schedule.tokens_per_step = NonZeroU64::new(tokens_per_step);
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
@@ -113,7 +117,7 @@ impl ResolvedRun {
         config.batch.lanes = Some(batch.lanes());
         config.batch.microbatch_grains = MicrobatchGrains::Grains(batch.microbatch_grains());
         config.run.steps = Some(steps);
-        (config.run.tokens, config.run.epochs) = (None, None);
+        (config.run.tokens, config.run.epochs, config.run.chinchilla) = (None, None, None);
         Ok(Self {
             config,
             device,
@@ -151,7 +155,7 @@ impl ResolvedRun {
         flatten("batch.lanes", &self.batch.lanes(), settings);
         flatten("batch.grain_samples", &config.batch.grain_samples, settings);
         flatten("optimizer", &config.optimizer, settings);
-        flatten("schedule", &config.schedule, settings);
+        flatten("schedule", &config.schedule.in_steps(self.horizon()), settings);
         flatten("device.precision", &config.device.precision, settings);
         self.set_horizon(&mut state, self.horizon());
         state
@@ -268,7 +272,7 @@ impl ResolvedRun {
     /// The resolved config as TOML, with a schedule of this horizon.
     pub(super) fn to_toml_with(&self, horizon: u64) -> String {
         let mut config = self.config.clone();
-        config.schedule.warmup_steps = Some(config.schedule.resolved_warmup_steps(horizon));
+        config.schedule = config.schedule.in_steps(horizon);
         config.schedule.steps = Some(horizon);
         config.to_toml()
     }
@@ -417,25 +421,30 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-/// The steps of a run by samples of an epoch, each of so many predicted tokens.
+/// Tokens that a parameter is trained on where nothing but compute is short (Hoffmann et al., 2022).
+const CHINCHILLA_TOKENS: f64 = 20.0;
+
+/// The steps of a run by samples of an epoch, each of so many predicted tokens, and by the model's parameters.
 fn steps(
     config: &RunConfig,
     (epoch_samples, seq_len): (u64, usize),
+    parameters: usize,
     batch: &BatchPlan,
 ) -> Result<u64> {
     let samples_per_step = batch.samples_per_step() as u64;
+    let of_tokens = |tokens: u64| tokens.div_ceil(samples_per_step * seq_len as u64).max(1);
     let run = &config.run;
-    let (key, found, steps) = match (run.steps, run.tokens) {
-        (Some(steps), _) => ("run.steps", steps.to_string(), steps),
-        (None, Some(tokens)) => {
-            let steps = tokens.div_ceil(samples_per_step * seq_len as u64);
-            ("run.tokens", tokens.to_string(), steps)
-        }
-        (None, None) => {
-            let epochs = run.epochs.unwrap_or(1.0);
-            let samples = (epochs * epoch_samples as f64).ceil() as u64;
-            ("run.epochs", epochs.to_string(), samples.div_ceil(samples_per_step).max(1))
-        }
+    let (key, found, steps) = if let Some(steps) = run.steps {
+        ("run.steps", steps.to_string(), steps)
+    } else if let Some(tokens) = run.tokens {
+        ("run.tokens", tokens.to_string(), of_tokens(tokens))
+    } else if let Some(multiple) = run.chinchilla {
+        let tokens = (multiple * CHINCHILLA_TOKENS * parameters as f64).ceil() as u64;
+        ("run.chinchilla", multiple.to_string(), of_tokens(tokens))
+    } else {
+        let epochs = run.epochs.unwrap_or(1.0);
+        let samples = (epochs * epoch_samples as f64).ceil() as u64;
+        ("run.epochs", epochs.to_string(), samples.div_ceil(samples_per_step).max(1))
     };
     // TOML has no larger numbers, and positions are counted in as many bits.
     let most = i64::MAX as u64 / samples_per_step;

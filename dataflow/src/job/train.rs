@@ -194,7 +194,7 @@ impl WithBackend for Train {
         let plan = PlanMemory {
             model: &run.model,
             batch: &run.config.batch,
-            states: run.config.optimizer.states(),
+            optimizer: &run.config.optimizer,
             sharding: run.batch.sharding(),
             positions: run.data.seq_len(),
             workers,

@@ -158,18 +158,20 @@ pub fn resumes_anywhere<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// They are updated on the host, from masters and states that the device has.
+/// They are updated on the host, from masters and states that the device has, or on the device.
 pub fn whole_tensors<B: Backend>(arm: &Arm<B>) {
-    let adafactor = |workers, sharding| Run { rule: Rule::Adafactor, workers, sharding, ..run() };
-    let expected = arm.run(&adafactor(1, Sharding::Optimizer));
     let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).unwrap());
-    assert_close(arm, &expected, &cpu.run(&adafactor(1, Sharding::Optimizer)));
-    for (workers, sharding) in [(2, Sharding::Optimizer), (3, Sharding::Parameters)] {
-        let run = adafactor(workers, sharding);
-        assert_eq!(arm.run(&run), expected, "{}: {run:?}", arm.name);
-        let resume = Some((2, expected.checkpoints[&2].clone()));
-        let rest = arm.run(&Run { resume, ..run });
-        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{}", arm.name);
+    for rule in [Rule::Adafactor, Rule::Muon] {
+        let of = |workers, sharding| Run { rule, workers, sharding, ..run() };
+        let expected = arm.run(&of(1, Sharding::Optimizer));
+        assert_close(arm, &expected, &cpu.run(&of(1, Sharding::Optimizer)));
+        for (workers, sharding) in [(2, Sharding::Optimizer), (3, Sharding::Parameters)] {
+            let run = of(workers, sharding);
+            assert_eq!(arm.run(&run), expected, "{}: {run:?}", arm.name);
+            let resume = Some((2, expected.checkpoints[&2].clone()));
+            let rest = arm.run(&Run { resume, ..run });
+            assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{}", arm.name);
+        }
     }
     let cut = Run { rule: Rule::AdafactorOfElements, ..run() };
     let error = cut.run_on(&mamba(Arc::clone(&arm.backend))).unwrap_err().with_causes();

@@ -16,9 +16,11 @@ use tidemill::operators::{ScheduledRule, UpdatePace};
 pub enum Rule {
     /// [`OwnAdamW`], of elements.
     AdamW,
-    /// Adafactor, of tensors.
+    /// Adafactor, of tensors, on the host.
     Adafactor,
-    /// The same where tensors have several owners.
+    /// Muon, of tensors, on the device.
+    Muon,
+    /// Adafactor where tensors have several owners.
     AdafactorOfElements,
 }
 
@@ -63,6 +65,7 @@ impl Rule {
             Self::Adafactor | Self::AdafactorOfElements => {
                 OptimizerSettings::of(OptimizerName::Adafactor).rule()
             }
+            Self::Muon => OptimizerSettings::of(OptimizerName::Muon).rule(),
         };
         ScheduledRule { pace, rule, groups: Vec::new() }
     }
@@ -71,7 +74,7 @@ impl Rule {
     pub fn planned_unit(self) -> UpdateUnit {
         match self {
             Self::AdamW | Self::AdafactorOfElements => UpdateUnit::Element,
-            Self::Adafactor => UpdateUnit::Tensor,
+            Self::Adafactor | Self::Muon => UpdateUnit::Tensor,
         }
     }
 

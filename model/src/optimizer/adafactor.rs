@@ -13,6 +13,7 @@ use super::rule::{
     UpdateViews,
 };
 use crate::error::{ModelError, Result};
+use crate::layout::{Layout, Tensor};
 use crate::trainable::Device;
 
 /// The mean squares of rows and of columns of matrices, and those of each element of vectors.
@@ -216,6 +217,10 @@ impl<B: Backend> UpdateRule<B> for Adafactor {
 
     fn unit(&self) -> UpdateUnit {
         UpdateUnit::Tensor
+    }
+
+    fn scratch_bytes(&self, layout: &Layout) -> usize {
+        size_of::<f32>() * layout.tensors().iter().map(Tensor::elements).max().unwrap_or(0)
     }
 
     fn update(

@@ -13,7 +13,7 @@ use super::rule::{
 };
 use super::{AdamW, OptimizerSettings};
 use crate::error::{ModelError, Result};
-use crate::layout::Tensor;
+use crate::layout::{Layout, Tensor};
 use crate::trainable::Device;
 
 const OTHERS: StateTensors = StateTensors::AllButHiddenMatrices;
@@ -232,6 +232,22 @@ impl<B: Backend> UpdateRule<B> for Muon {
 
     fn unit(&self) -> UpdateUnit {
         UpdateUnit::Tensor
+    }
+
+    fn scratch_bytes(&self, layout: &Layout) -> usize {
+        let of = |tensor: &Tensor| {
+            let [rows, columns] = tensor.matrix();
+            let side = rows.min(columns);
+            let of_activations = 2 * (rows * columns + side * side) * size_of::<B::Activation>();
+            rows * columns * size_of::<f32>() + of_activations
+        };
+        layout
+            .tensors()
+            .iter()
+            .filter(|tensor| tensor.is_hidden_matrix())
+            .map(of)
+            .max()
+            .unwrap_or(0)
     }
 
     fn update(

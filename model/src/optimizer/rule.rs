@@ -11,7 +11,7 @@ use tidemill_kernels::{Backend, Cpu, MasterMut, Slice, SliceMut};
 
 use super::terms::{UpdateTerms, WeightDecay};
 use crate::error::{ModelError, Result};
-use crate::layout::Tensor;
+use crate::layout::{Layout, Tensor};
 use crate::trainable::Device;
 
 /// What an optimizer keeps beside the parameters.
@@ -220,6 +220,12 @@ pub trait UpdateRule<B: Backend>: Send + Sync + 'static {
     /// What one call has at the least, and one worker owns whole: an element, where nothing else is said.
     fn unit(&self) -> UpdateUnit {
         UpdateUnit::Element
+    }
+
+    /// The most bytes of the device's memory that an update of a tensor of `layout` takes beside its arguments: what a run plans with.
+    /// None, where nothing else is said.
+    fn scratch_bytes(&self, _layout: &Layout) -> usize {
+        0
     }
 
     /// One update, enqueued on the stream of `device`.

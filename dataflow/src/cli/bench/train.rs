@@ -197,7 +197,7 @@ impl WithBackend for Measurement<'_> {
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { bench, batch, cut, model, mut cluster, fitting } = self;
         let plan = PlanMemory {
-            states: OptimizerSettings::default().states(),
+            optimizer: &OptimizerSettings::default(),
             model,
             batch: &batch,
             sharding: bench.shard.into(),
