@@ -296,6 +296,30 @@ fn a_printed_config_shows_what_it_comes_to() {
     assert_eq!(again, printed);
 }
 
+/// A file of events for each start, which hold a record a step and evaluation besides the two that a file begins with.
+#[test]
+fn tensorboard_has_the_steps_of_each_start() {
+    let bench = Workbench::new();
+    let set = ["--set", "metrics.tensorboard=true", "--set", "schedule.steps=5"];
+    for steps in ["run.steps=3", "run.steps=5", "run.steps=5"] {
+        bench
+            .tidemill(&[&["train", "run.toml", "-w", "2", "--set", steps], &set[..]].concat())
+            .expect(0);
+    }
+    let mut files: Vec<_> = std::fs::read_dir(bench.path("run/tensorboard"))
+        .unwrap()
+        .map(|it| it.unwrap().path())
+        .collect();
+    files.sort();
+    let steps = files.iter().map(|file| {
+        let bytes = std::fs::read(file).unwrap();
+        let tag = b"train/loss";
+        bytes.windows(tag.len()).filter(|part| part == tag).count()
+    });
+    let steps: Vec<_> = steps.filter(|&steps| steps > 0).collect();
+    assert_eq!(steps, [3, 2], "{files:?}");
+}
+
 /// By parameters, which `inspect` counts, and with a warm-up of the schedule's tenth.
 #[test]
 fn a_length_by_parameters_comes_out_as_steps() {

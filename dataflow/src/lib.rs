@@ -51,6 +51,7 @@ mod printable;
 mod refusal;
 pub mod run_folder;
 mod state_arenas;
+pub mod tensorboard;
 
 pub use error::{JobError, Result};
 pub use tidemill_collective as collective;

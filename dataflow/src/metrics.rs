@@ -15,6 +15,14 @@ use tidemill_files::durable;
 use crate::error::{JobError, Result};
 use crate::operators::{Communication, EvaluationReport};
 
+/// `[metrics]`: what a run writes of its steps beside `metrics.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSettings {
+    /// Whether it writes [events for TensorBoard](crate::tensorboard) too.
+    pub tensorboard: bool,
+}
+
 /// A line of a log that has one line for each step.
 pub trait StepLine: Serialize + DeserializeOwned + Clone {
     /// The log's name in a run folder.

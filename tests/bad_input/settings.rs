@@ -102,6 +102,11 @@ fn configs() {
         ("learning_rate = 3e-3", "eps = 0.0", &["optimizer.eps", "above 0"]),
         ("warmup_steps = 2", "warmup_steps = 6", &["schedule.warmup_steps", "5", "6"]),
         ("every_steps = 2", "every_steps = 0", &["checkpoint.every_steps", "at least 1"]),
+        (
+            "[checkpoint]",
+            "[metrics]\ntensorboards = true\n[checkpoint]",
+            &["`tensorboards`", "`tensorboard`"],
+        ),
         ("every_steps = 2", "keep = 0", &["checkpoint.keep", "at least 1"]),
         ("[checkpoint]", "[device]\nthreads = 0\n[checkpoint]", &["device.threads", "at least 1"]),
         ("[checkpoint]", "[evaluation]\ndataset = \"nowhere\"\n[checkpoint]", &["nowhere"]),

@@ -19,6 +19,7 @@ use super::data::DataSettings;
 use crate::batch::BatchSettings;
 use crate::device::DeviceSettings;
 use crate::error::{JobError, Result};
+use crate::metrics::MetricsSettings;
 use crate::parallel::ParallelSettings;
 use crate::printable::printable;
 
@@ -47,6 +48,9 @@ pub struct RunConfig {
     /// `[evaluation]`: the mean loss on another data set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluation: Option<EvaluationSettings>,
+    /// `[metrics]`: what is written of each step.
+    #[serde(default)]
+    pub metrics: MetricsSettings,
     /// `[device]`: what computes.
     #[serde(default)]
     pub device: DeviceSettings,
@@ -224,6 +228,9 @@ impl RunConfig {
             expect(evaluation.every_steps > 0, "evaluation.every_steps", "at least 1", 0)?;
             expect(evaluation.samples > 0, "evaluation.samples", "at least 1", 0)?;
         }
+        let is_local = location.local().is_some() || !self.metrics.tensorboard;
+        let expected = "false where run.dir is a URL: TensorBoard's files stay on this machine";
+        expect(is_local, "metrics.tensorboard", expected, true)?;
         expect(self.device.threads > 0, "device.threads", "at least 1", 0)?;
         self.optimizer.check()?;
         self.schedule.check_values()?;

@@ -9,9 +9,10 @@ use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
-use crate::metrics::{StepLog, StepMetrics};
+use crate::metrics::{MetricsSettings, StepLog, StepMetrics};
 use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
 use crate::run_folder::RunFolder;
+use crate::tensorboard::EventFile;
 
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
@@ -22,6 +23,8 @@ pub(super) struct Journal {
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
     evaluations: Option<StepLog<EvaluationReport>>,
+    /// For TensorBoard, where the run asks for it.
+    events: Option<EventFile>,
     written: Written,
     observer: Observer,
     abort: Abort,
@@ -56,7 +59,7 @@ impl Journal {
     pub fn open(
         folder: &Arc<RunFolder>,
         step: u64,
-        (workers, evaluations): (Workers, Evaluations),
+        (workers, evaluations, settings): (Workers, Evaluations, &MetricsSettings),
         observer: &Observer,
         abort: &Abort,
     ) -> Result<Self> {
@@ -64,6 +67,10 @@ impl Journal {
         let evaluations = match evaluations {
             Evaluations::Logged => Some(StepLog::open(folder.path(), step)?),
             Evaluations::None => None,
+        };
+        let events = match settings.tensorboard {
+            true => Some(EventFile::create(folder.path(), step)?),
+            false => None,
         };
         let now = Instant::now();
         Ok(Self {
@@ -74,6 +81,7 @@ impl Journal {
             communication: VecDeque::new(),
             workers,
             evaluations,
+            events,
             written: Written::default(),
             observer: Observer::clone(observer),
             abort: abort.clone(),
@@ -136,7 +144,9 @@ impl Journal {
 
     fn write(&mut self, metrics: StepMetrics) {
         let _telling = progress::during(Phase::Reporting);
-        match self.folder.check().and_then(|()| self.metrics.append(metrics.clone())) {
+        let appended = self.folder.check().and_then(|()| self.metrics.append(metrics.clone()));
+        let told = |events: &mut EventFile| events.step(&metrics);
+        match appended.and_then(|()| self.events.as_mut().map_or(Ok(()), told)) {
             Ok(()) => {
                 self.written.metrics.note(metrics.step);
                 (self.observer)(&TrainEvent::Step(metrics));
@@ -149,7 +159,9 @@ impl Journal {
     pub fn evaluation(&mut self, report: &EvaluationReport) {
         let Some(evaluations) = &mut self.evaluations else { return };
         let _telling = progress::during(Phase::Reporting);
-        match self.folder.check().and_then(|()| evaluations.append(*report)) {
+        let appended = self.folder.check().and_then(|()| evaluations.append(*report));
+        let told = |events: &mut EventFile| events.evaluation(report);
+        match appended.and_then(|()| self.events.as_mut().map_or(Ok(()), told)) {
             Ok(()) => {
                 self.written.evaluations.note(report.step);
                 let (step, loss) = (report.step, report.loss);

@@ -162,7 +162,7 @@ pub(super) fn run_worker<B: Backend>(
             None => Evaluations::None,
         };
         let (observer, abort) = (&shared.observer, context.abort());
-        let logged = (Workers::of(context.peers()), evaluations);
+        let logged = (Workers::of(context.peers()), evaluations, &run.config.metrics);
         journal = Some(Journal::open(&held, start.step, logged, observer, abort)?);
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
