@@ -5,7 +5,7 @@ use tidemill::job::{ResolvedRun, RunConfig};
 
 use crate::support::device::backend;
 use crate::support::outcome::files;
-use crate::support::workbench::{causes, random};
+use crate::support::workbench::{SEQ_LEN, causes, config, random};
 use crate::support::{Job, Workbench, assert_same};
 
 /// A key, and values of it.
@@ -272,4 +272,30 @@ fn more_compute_threads_than_cores_are_said_once() {
         // GPUs have no such threads.
         assert_eq!(said, usize::from(backend() == "cpu"), "{}", finished.stderr);
     }
+}
+
+/// By parameters, which `inspect` counts, and with a warm-up of the schedule's tenth.
+#[test]
+fn a_length_by_parameters_comes_out_as_steps() {
+    let bench = Workbench::new();
+    let text = config().replace("steps = 5\n", "").replace("warmup_steps = 2\n", "");
+    bench.write("long.toml", &text);
+    let set = ["--set", "run.chinchilla=0.02", "--set", "schedule.warmup_fraction=0.1"];
+    let train = [&["train", "long.toml", "-w", "1"], &set[..]].concat();
+    let printed = bench.tidemill(&[&train[..], &["--print-config"]].concat()).expect(0).stdout;
+    let number = |key: &str| -> u64 {
+        let key = format!("{key} = ");
+        let found = printed.lines().find_map(|line| line.strip_prefix(&key)).expect(&key);
+        found.parse().expect(found)
+    };
+    bench.tidemill(&train).expect(0);
+    let last = format!("run/checkpoints/step-{:08}", number("steps"));
+    let said = bench.tidemill(&["inspect", &last, "--format", "json"]).expect(0).stdout;
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let parameters = said["model"]["parameters"].as_u64().expect("a number");
+    let tokens = (0.02 * 20.0 * parameters as f64).ceil() as u64;
+    let tokens_per_step = number("samples_per_step") * SEQ_LEN as u64;
+    assert_eq!(number("steps"), tokens.div_ceil(tokens_per_step));
+    assert_eq!(number("warmup_steps"), number("steps").div_ceil(10));
+    assert_eq!(said["step"], number("steps"));
 }

@@ -8,7 +8,7 @@ use tidemill::metrics::{self, StepMetrics};
 use tidemill::streaming_data::DataSet;
 
 use crate::support::outcome::files;
-use crate::support::workbench::{SEQ_LEN, config};
+use crate::support::workbench::SEQ_LEN;
 use crate::support::{Workbench, assert_same};
 
 fn trained() -> Workbench {
@@ -294,56 +294,6 @@ fn a_printed_config_shows_what_it_comes_to() {
     bench.write("printed.toml", &printed);
     let again = bench.tidemill(&["train", "printed.toml", "--print-config"]).expect(0).stdout;
     assert_eq!(again, printed);
-}
-
-/// A file of events for each start, which hold a record a step and evaluation besides the two that a file begins with.
-#[test]
-fn tensorboard_has_the_steps_of_each_start() {
-    let bench = Workbench::new();
-    let set = ["--set", "metrics.tensorboard=true", "--set", "schedule.steps=5"];
-    for steps in ["run.steps=3", "run.steps=5", "run.steps=5"] {
-        bench
-            .tidemill(&[&["train", "run.toml", "-w", "2", "--set", steps], &set[..]].concat())
-            .expect(0);
-    }
-    let mut files: Vec<_> = std::fs::read_dir(bench.path("run/tensorboard"))
-        .unwrap()
-        .map(|it| it.unwrap().path())
-        .collect();
-    files.sort();
-    let steps = files.iter().map(|file| {
-        let bytes = std::fs::read(file).unwrap();
-        let tag = b"train/loss";
-        bytes.windows(tag.len()).filter(|part| part == tag).count()
-    });
-    let steps: Vec<_> = steps.filter(|&steps| steps > 0).collect();
-    assert_eq!(steps, [3, 2], "{files:?}");
-}
-
-/// By parameters, which `inspect` counts, and with a warm-up of the schedule's tenth.
-#[test]
-fn a_length_by_parameters_comes_out_as_steps() {
-    let bench = Workbench::new();
-    let text = config().replace("steps = 5\n", "").replace("warmup_steps = 2\n", "");
-    bench.write("long.toml", &text);
-    let set = ["--set", "run.chinchilla=0.02", "--set", "schedule.warmup_fraction=0.1"];
-    let train = [&["train", "long.toml", "-w", "1"], &set[..]].concat();
-    let printed = bench.tidemill(&[&train[..], &["--print-config"]].concat()).expect(0).stdout;
-    let number = |key: &str| -> u64 {
-        let key = format!("{key} = ");
-        let found = printed.lines().find_map(|line| line.strip_prefix(&key)).expect(&key);
-        found.parse().expect(found)
-    };
-    bench.tidemill(&train).expect(0);
-    let last = format!("run/checkpoints/step-{:08}", number("steps"));
-    let said = bench.tidemill(&["inspect", &last, "--format", "json"]).expect(0).stdout;
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let parameters = said["model"]["parameters"].as_u64().expect("a number");
-    let tokens = (0.02 * 20.0 * parameters as f64).ceil() as u64;
-    let tokens_per_step = number("samples_per_step") * SEQ_LEN as u64;
-    assert_eq!(number("steps"), tokens.div_ceil(tokens_per_step));
-    assert_eq!(number("warmup_steps"), number("steps").div_ceil(10));
-    assert_eq!(said["step"], number("steps"));
 }
 
 #[test]

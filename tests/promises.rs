@@ -28,6 +28,7 @@
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
+//! | [`watching`] | a run that trains can be watched: TensorBoard's events, and numbers for Prometheus |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
@@ -61,3 +62,4 @@ mod streaming;
 mod support;
 mod upkeep;
 mod versions;
+mod watching;

@@ -11,6 +11,7 @@ mod doctor;
 mod exit;
 mod generate;
 mod inspect;
+mod metrics_endpoint;
 mod order;
 mod output;
 mod prepare;

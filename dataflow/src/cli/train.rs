@@ -1,10 +1,12 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 
+use super::metrics_endpoint::MetricsEndpoint;
 use super::output::{note_line, result_line};
 use super::processes::{
     Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
@@ -16,7 +18,7 @@ use crate::cli::exit::ExitCode;
 use crate::cluster::{ClusterError, SupervisorSettings};
 use crate::device::DeviceChoice;
 use crate::error::JobError;
-use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
+use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainEvent, TrainOptions, TrainSummary};
 
 /// The last line of a run that ended before it began.
 const STOPPED_EARLY: &str = "stopped before the first step; the same command goes on";
@@ -33,6 +35,12 @@ pub(crate) struct TrainArguments {
     overrides: Vec<String>,
     #[command(flatten)]
     processes: ProcessArguments,
+    /// Answers at http://HOST:PORT/metrics with the run's numbers, as Prometheus reads them.
+    #[arg(long, value_name = "PORT")]
+    metrics_port: Option<u16>,
+    /// The address of this machine that `--metrics-port` listens at.
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", requires = "metrics_port")]
+    metrics_host: IpAddr,
     /// Print the resolved config and end.
     #[arg(long)]
     print_config: bool,
@@ -77,9 +85,18 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
-    let observer = Arc::clone(&progress);
-    let options =
-        TrainOptions { cluster, stop, observer: Arc::new(move |event| observer.show(event)) };
+    let endpoint = match arguments.metrics_port.filter(|_| shows_progress) {
+        Some(port) => Some(MetricsEndpoint::open(arguments.metrics_host, port, &run)?),
+        None => None,
+    };
+    let shown = Arc::clone(&progress);
+    let observer = Arc::new(move |event: &TrainEvent| {
+        shown.show(event);
+        if let Some(endpoint) = &endpoint {
+            endpoint.show(event);
+        }
+    });
+    let options = TrainOptions { cluster, stop, observer };
     let result = crate::job::train(run, options);
     match &result {
         // A thread that is stuck in an output has its lock: words may not get out any more.
