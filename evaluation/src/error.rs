@@ -88,6 +88,14 @@ pub enum EvaluationError {
 }
 
 impl EvaluationError {
+    /// Whether the same call may succeed later: the fault is not the input's.
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Data(error) => error.may_succeed_later(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn task(origin: &str, what: impl Into<String>) -> Self {
         Self::Task { origin: origin.to_owned(), what: what.into() }
     }

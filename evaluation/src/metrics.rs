@@ -42,7 +42,7 @@ pub struct Measured {
 /// The metrics of a task. `requests` and `answers` are those of each document's options, in order.
 ///
 /// # Errors
-/// A log-likelihood that is no number.
+/// A log-likelihood that is no finite number.
 pub fn measure(
     task: &Task,
     documents: &[Document],
@@ -55,7 +55,7 @@ pub fn measure(
         let of_document = first..first + document.options();
         first = of_document.end;
         let answers = &answers[of_document.clone()];
-        if let Some(wrong) = answers.iter().find(|answer| answer.log_likelihood.is_nan()) {
+        if let Some(wrong) = answers.iter().find(|answer| !answer.log_likelihood.is_finite()) {
             let (task, place) = (task.name.clone(), document.place.clone());
             return Err(EvaluationError::Answer { task, place, found: wrong.log_likelihood });
         }

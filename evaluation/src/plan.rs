@@ -63,6 +63,8 @@ pub struct PlannedTask {
     shots: usize,
     documents: Vec<Document>,
     requests: Vec<Request>,
+    /// The first request of each question.
+    firsts: Vec<usize>,
 }
 
 impl PlannedTask {
@@ -94,11 +96,12 @@ impl PlannedTask {
             _ if other.is_some() => (Pool::Other, documents(pool, pool.rows.len())?),
             _ => (Pool::Same, documents(pool, pool.rows.len())?),
         };
-        let mut requests = Vec::new();
+        let (mut requests, mut firsts) = (Vec::new(), Vec::new());
         for (index, document) in questions.iter().enumerate() {
             let chosen = examples(shots, pool.len(), kind, index, settings.seed)
                 .map_err(|what| EvaluationError::task(&task.name, what))?;
             let chosen: Vec<&Document> = chosen.into_iter().map(|row| &pool[row]).collect();
+            firsts.push(requests.len());
             for option in 0..document.options() {
                 requests.push(vocabulary.request(
                     task.tokenization,
@@ -109,7 +112,7 @@ impl PlannedTask {
                 )?);
             }
         }
-        Ok(Self { task, shots, documents: questions, requests })
+        Ok(Self { task, shots, documents: questions, requests, firsts })
     }
 
     /// The task.
@@ -152,10 +155,26 @@ impl PlannedTask {
         hasher.finish()
     }
 
+    /// The question and the option that request `index` is about.
+    ///
+    /// # Panics
+    /// Where there is no such request.
+    pub fn asked(&self, index: usize) -> (usize, usize) {
+        let question = self.firsts.partition_point(|&first| first <= index) - 1;
+        assert!(index < self.requests.len(), "a request of this task");
+        (question, index - self.firsts[question])
+    }
+
+    /// The request about an option of a question, where there is one.
+    pub fn request_of(&self, question: usize, option: usize) -> Option<usize> {
+        let options = self.documents.get(question)?.options();
+        (option < options).then(|| self.firsts[question] + option)
+    }
+
     /// The metrics, of an answer to each request.
     ///
     /// # Errors
-    /// A log-likelihood that is no number.
+    /// A log-likelihood that is no finite number.
     ///
     /// # Panics
     /// Where there are not as many answers as requests.
