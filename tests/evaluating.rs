@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::support::Workbench;
+use crate::support::web_server::WebServer;
 
 /// A trained model of bytes, and questions of several lengths.
 fn trained() -> Workbench {
@@ -14,7 +15,8 @@ fn trained() -> Workbench {
     bench.tidemill(&["train", "run.toml", "-w", "2"]).expect(0);
     let questions = (0..7).map(|index| {
         let goal = "the tide mill turns ".repeat(1 + index % 3) + &"x".repeat(index);
-        json!({ "goal": goal, "ends": ["wheel", "the grain", "größer"], "label": index % 3 }).to_string()
+        json!({ "goal": goal, "ends": ["wheel", "the grain", "größer"], "label": index % 3 })
+            .to_string()
     });
     bench.write("questions/ends.jsonl", questions.collect::<Vec<_>>().join("\n"));
     bench.write("ends.toml", ENDS);
@@ -53,8 +55,12 @@ fn scored(bench: &Workbench, context: &str, continuation: &str) -> f64 {
     bench.write("text.jsonl", text);
     let line = bench.tidemill(&["score", "--model", "run", "--input", "text.jsonl"]).expect(0);
     let line: Value = serde_json::from_str(&line.stdout).unwrap();
-    let numbers: Vec<f64> =
-        line["logprobs"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect();
+    let numbers: Vec<f64> = line["logprobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|number| number.as_f64().unwrap())
+        .collect();
     numbers[numbers.len() - continuation.len()..].iter().sum()
 }
 
@@ -73,8 +79,12 @@ fn answers_depend_on_the_question_alone_and_wait_for_a_second_run() {
         assert!(std::fs::read(bench.path(&output)).unwrap() == answers, "{more:?}");
     }
     // Killed after some lines, within one: the rest is answered, to the same bytes.
-    let lines: Vec<usize> =
-        answers.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1).collect();
+    let lines: Vec<usize> = answers
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b'\n')
+        .map(|(at, _)| at + 1)
+        .collect();
     assert_eq!(lines.len(), 1 + 21 + 7);
     for kept in [lines[0] - 3, lines[11], lines[11] + 9, answers.len()] {
         bench.write("cut.jsonl", &answers[..kept]);
@@ -85,9 +95,32 @@ fn answers_depend_on_the_question_alone_and_wait_for_a_second_run() {
     // What was asked otherwise is nothing to go on from.
     for more in [["--limit", "6"], ["--fewshot", "1"]] {
         let arguments = [&EVALUATE[..], &["--output", "answers.jsonl"], &more].concat();
-        bench.tidemill(&arguments).refused(1, &["answers.jsonl", "ends are to other requests", "--output"]);
+        bench
+            .tidemill(&arguments)
+            .refused(1, &["answers.jsonl", "ends are to other requests", "--output"]);
     }
     assert!(std::fs::read(bench.path("answers.jsonl")).unwrap() == answers);
+}
+
+/// Questions may lie in a store, and are asked as those of a folder.
+#[test]
+fn questions_are_read_from_urls() {
+    let bench = trained();
+    let server = WebServer::start(bench.folder());
+    let here = evaluated(&bench, &[]);
+    let remote =
+        ["evaluate", "--model", "run", "--tasks", "ends.toml,words.toml", "--format", "json"];
+    let url = server.url("questions");
+    let there = bench.tidemill(&[&remote[..], &["--data", &url]].concat()).expect(0).json();
+    assert_eq!(there, here);
+    assert!(server.count("/questions/ends.jsonl") > 0);
+    let source = server.url("questions/ends.jsonl");
+    bench.write("ends.toml", ENDS.replace("file = \"ends\"", &format!("file = {source:?}")));
+    bench.write("words.toml", WORDS.replace("file = \"ends\"", &format!("file = {source:?}")));
+    assert_eq!(bench.tidemill(&remote).expect(0).json(), here);
+    let missing = server.url("nowhere");
+    let arguments = ["evaluate", "--model", "run", "--tasks", "piqa", "--data", &missing];
+    bench.tidemill(&arguments).refused(1, &["nowhere", "piqa/validation.jsonl"]);
 }
 
 #[test]
@@ -156,24 +189,50 @@ fn wrong_tasks_and_questions_are_told() {
         refused(&["--tasks", "wrong.toml"], 1, parts);
     };
     refused(&["--tasks", "hellaswagg"], 1, &["hellaswagg", "hellaswag, lambada_openai"]);
-    refused(&["--tasks", "piqa"], 1, &["piqa/validation.jsonl", "huggingface.co/datasets/baber/piqa"]);
+    refused(
+        &["--tasks", "piqa"],
+        1,
+        &["piqa/validation.jsonl", "huggingface.co/datasets/baber/piqa"],
+    );
     refused(&["--tasks", "nowhere.toml"], 1, &["nowhere.toml", "No such file"]);
     refused(&["--tasks", "ends.toml", "--limit", "0"], 2, &["--limit"]);
     refused(&["--tasks", "ends.toml", "--batch", "-1"], 2, &["--batch"]);
     refused(&["--tasks", "ends.toml", "-w", "999"], 1, &["-w: expected at most 256"]);
     refused(&["--tasks", "ends.toml", "--fewshot", "7"], 1, &["ends: expected at most 6 few-shot"]);
-    refused(&["--tasks", "ends.toml", "--max-length", "9"], 1, &["ends.jsonl: line", "at most 9 tokens"]);
+    refused(
+        &["--tasks", "ends.toml", "--max-length", "9"],
+        1,
+        &["ends.jsonl: line", "at most 9 tokens"],
+    );
     refused(&[], 2, &["--tasks"]);
     with("kind = 1", &["wrong.toml: line 1"]);
-    with(&ENDS.replace("{ends}", "{end}"), &["ends.jsonl: line 1", "expected a column end, found ends, goal, label"]);
-    with(&ENDS.replace("\"label\"", "\"goal\""), &["ends.jsonl: line 1", "column goal: expected a number from 0 below 3"]);
-    with(&ENDS.replace("\"acc\", ", "\"perplexity\", "), &["wrong.toml: metrics", "found perplexity"]);
+    with(
+        &ENDS.replace("{ends}", "{end}"),
+        &["ends.jsonl: line 1", "expected a column end, found ends, goal, label"],
+    );
+    with(
+        &ENDS.replace("\"label\"", "\"goal\""),
+        &["ends.jsonl: line 1", "column goal: expected a number from 0 below 3"],
+    );
+    with(
+        &ENDS.replace("\"acc\", ", "\"perplexity\", "),
+        &["wrong.toml: metrics", "found perplexity"],
+    );
     bench.write("questions/empty.jsonl", "\n");
-    with(&ENDS.replace("file = \"ends\"", "file = \"empty\""), &["empty.jsonl: expected rows, found none"]);
+    with(
+        &ENDS.replace("file = \"ends\"", "file = \"empty\""),
+        &["empty.jsonl: expected rows, found none"],
+    );
     bench.write("questions/broken.jsonl", "{\"goal\": \n");
-    with(&ENDS.replace("file = \"ends\"", "file = \"broken\""), &["broken.jsonl: line 1: expected a JSON object"]);
+    with(
+        &ENDS.replace("file = \"ends\"", "file = \"broken\""),
+        &["broken.jsonl: line 1: expected a JSON object"],
+    );
     bench.write("questions/broken.parquet", "PAR1 or not");
-    with(&ENDS.replace("file = \"ends\"", "file = \"broken.parquet\""), &["broken.parquet", "Parquet"]);
+    with(
+        &ENDS.replace("file = \"ends\"", "file = \"broken.parquet\""),
+        &["broken.parquet", "Parquet"],
+    );
     std::fs::create_dir(bench.path("bare")).unwrap();
     for name in ["config.json", "model.safetensors"] {
         let from = bench.path("run/checkpoints/step-00000005").join(name);

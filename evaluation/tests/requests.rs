@@ -94,7 +94,8 @@ fn tasks_of_lm_eval_ask_to_the_character() {
     assert_eq!(of_row("arc_challenge", row), (expected, 2));
 
     let choices = json!({ "text": ["sun", "moon"], "label": ["A", "B"] });
-    let row = json!({ "question_stem": "What shines is the", "choices": choices, "answerKey": " B" });
+    let row =
+        json!({ "question_stem": "What shines is the", "choices": choices, "answerKey": " B" });
     assert_eq!(of_row("openbookqa", row), (pairs("What shines is the", &[" sun", " moon"]), 1));
 
     let row = json!({ "passage": "Mills.", "question": "do they turn", "label": 1 });
@@ -117,7 +118,8 @@ fn tasks_of_lm_eval_ask_to_the_character() {
 
 #[test]
 fn examples_stand_before_the_question() {
-    let row = |goal: &str, label: u32| json!({ "goal": goal, "sol1": "a", "sol2": "b", "label": label });
+    let row =
+        |goal: &str, label: u32| json!({ "goal": goal, "sol1": "a", "sol2": "b", "label": label });
     let planned_piqa = planned("piqa", &[row("Q", 0)], &[row("E", 1), row("E", 1)], 2);
     let context = "Question: E\nAnswer: b\n\nQuestion: E\nAnswer: b\n\nQuestion: Q\nAnswer:";
     assert_eq!(asked(&planned_piqa), pairs(context, &[" a", " b"]));
@@ -151,7 +153,8 @@ fn tasks_of_llm_foundry_ask_to_the_character() {
     assert_eq!(two[..2], pairs("E\nAnswer: sun\nQ\nAnswer:", &["sun", "moon"]));
     assert_eq!(two[2..], pairs("Q\nAnswer: moon\nE\nAnswer:", &["sun", "moon"]));
 
-    let row = json!({ "context_options": ["as Ann", "as Eve"], "continuation": "knew more.", "gold": 1 });
+    let row =
+        json!({ "context_options": ["as Ann", "as Eve"], "continuation": "knew more.", "gold": 1 });
     let of = |option: &str| [format!("as {option}"), "knew more.".to_owned()];
     assert_eq!(of_row("foundry/winograd", row), (vec![of("Ann"), of("Eve")], 1));
 
@@ -196,7 +199,8 @@ fn metrics_follow_from_answers() {
 
     let words = planned_words(&["a b", "c d", "e f"]);
     let answers = [(-1.0, true), (-2.0, false), (-6.0, true)];
-    let answers = answers.map(|(log_likelihood, greedy)| Answer { log_likelihood, greedy: Some(greedy) });
+    let answers =
+        answers.map(|(log_likelihood, greedy)| Answer { log_likelihood, greedy: Some(greedy) });
     let [perplexity, acc] = words.measure(&answers).expect("numbers")[..] else { panic!("two") };
     assert!((perplexity.value - 3.0_f64.exp()).abs() < 1e-12);
     // The sample's variance of -1, -2 and -6 is 7.

@@ -36,10 +36,12 @@ impl Selection {
     }
 
     fn add(&mut self, task: Task, shots: Option<usize>) -> Result<(), EvaluationError> {
+        let examples = |task: &Task, shots: Option<usize>| shots.unwrap_or(task.fewshot);
         let same = self.tasks.iter().find(|(other, _)| other.name == task.name);
         match same {
             None => self.tasks.push((task, shots)),
-            Some((other, others)) if *other == task && *others == shots => {}
+            Some((other, others))
+                if *other == task && examples(other, *others) == examples(&task, shots) => {}
             Some(_) => {
                 let what = "expected tasks of different names, found two that differ in their files or few-shot examples: \
                             ask them one after the other, or rename a file";
