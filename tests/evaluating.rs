@@ -1,8 +1,5 @@
 //! Questions with known answers: what is answered is what `score` says, whatever else is asked at the same time, and a run of
 //! it goes on where it ended.
-//!
-//! Seen red: with batches of which the shortest requests take the answers of others, with logits of one row too early, and with
-//! answers that are appended in the order in which workers finish.
 
 use serde_json::{Value, json};
 
