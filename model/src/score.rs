@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn logits_are_formed_from_scored_rows_to_scored_rows() {
         assert!(chunks(&[NOT; 5], 4).is_empty());
-        assert_eq!(chunks(&[NOT, 1, NOT, 2, 3, NOT], 4), [1..5]);
+        assert_eq!(chunks(&[NOT, 1, NOT, 2, 3, 4, NOT], 4), [1..5, 5..6]);
         assert_eq!(chunks(&[1; 7], 3), [0..3, 3..6, 6..7]);
         let mut apart = vec![NOT; 40];
         for row in [2, 2 + SKIPPED_ROWS, 3 + 2 * SKIPPED_ROWS] {
