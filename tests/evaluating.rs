@@ -1,5 +1,7 @@
 //! Questions with known answers: what is answered is what `score` says, whatever else is asked at the same time, and a run of
 //! it goes on where it ended.
+//!
+//! Seen red: with the answers of a batch in reverse.
 
 use serde_json::{Value, json};
 
