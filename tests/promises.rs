@@ -27,6 +27,7 @@
 //! | [`cut_files`] | what is too large for one file is as good in several |
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
+//! | [`evaluating`] | answers to questions depend on the question alone, and a second run goes on where the first ended |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
 //! | [`watching`] | a run that trains can be watched: TensorBoard's events, and numbers for Prometheus |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
@@ -41,6 +42,7 @@ mod doctor;
 mod documents;
 mod durability;
 mod elastic;
+mod evaluating;
 mod failure;
 mod families;
 mod kill_and_resume;

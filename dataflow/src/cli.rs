@@ -8,6 +8,7 @@ mod bench;
 mod chart;
 mod device;
 mod doctor;
+mod evaluate;
 mod exit;
 mod generate;
 mod inspect;
@@ -56,6 +57,8 @@ enum Command {
     Generate(generate::GenerateArguments),
     /// Log-probabilities of token sequences.
     Score(score::ScoreArguments),
+    /// Ask questions with known answers: accuracies and perplexities with their standard errors.
+    Evaluate(evaluate::EvaluateArguments),
     /// Say what a data set, a run or a checkpoint is.
     Inspect(inspect::InspectArguments),
     /// Measure throughput, and what bounds it.
@@ -95,6 +98,7 @@ fn run() -> ExitCode {
         Command::Train(arguments) => train::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Score(arguments) => score::run(&arguments),
+        Command::Evaluate(arguments) => evaluate::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use tidemill_collective::CollectiveError;
 use tidemill_collective::communicator::CommunicatorError;
+#[cfg(feature = "cli")]
+use tidemill_evaluation::EvaluationError;
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
@@ -336,6 +338,13 @@ impl Classified for DataError {
 
 #[cfg(feature = "prepare")]
 impl Classified for PrepareError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+#[cfg(feature = "cli")]
+impl Classified for EvaluationError {
     fn exit_class(&self) -> ExitClass {
         class(self, self.may_succeed_later())
     }

@@ -8,8 +8,10 @@ use tidemill_model::generation::{
     GenerationSettings, Prompt, Room, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
-use tidemill_model::score::Scorer;
-use tidemill_model::{Device, Family, LanguageModel, ModelConfig, ModelError, Parameters};
+use tidemill_model::score::{Continuation, ContinuationScore, Scorer};
+use tidemill_model::{
+    Device, Family, LanguageModel, ModelConfig, ModelError, Parameters, SpecialTokens,
+};
 
 use crate::checkpoint::{Checkpoint, LocalCopy, TRAINER_FILE, Wanted, model_folder};
 use crate::error::Result;
@@ -23,7 +25,7 @@ const HOST_BYTES: usize = 1 << 30;
 /// A model on a device, from a checkpoint, a run folder or a Hugging Face folder.
 pub struct LoadedModel<B: Backend = Cpu> {
     files: LocalCopy,
-    eos_token: Option<u32>,
+    special_tokens: SpecialTokens,
     model: LanguageModel<B>,
     parameters: Parameters<B>,
     backend: Arc<B>,
@@ -50,7 +52,7 @@ impl<B: Backend> LoadedModel<B> {
         let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;
         Ok(Self {
             files,
-            eos_token: config.special_tokens().eos,
+            special_tokens: config.special_tokens(),
             model,
             parameters,
             backend,
@@ -65,7 +67,12 @@ impl<B: Backend> LoadedModel<B> {
 
     /// The token that ends a document, where the model names one.
     pub fn eos_token(&self) -> Option<u32> {
-        self.eos_token
+        self.special_tokens.eos
+    }
+
+    /// The token that begins a document, where the model names one.
+    pub fn bos_token(&self) -> Option<u32> {
+        self.special_tokens.bos
     }
 
     /// How many positions the model has learned, where it has learned some: prompt and answer are no longer.
@@ -177,5 +184,14 @@ impl<B: Backend> ModelScorer<'_, B> {
     pub fn log_probabilities(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
         let mut device = Device { backend: self.backend, stream: self.stream };
         Ok(self.scorer.log_probabilities_of_each(&mut device, texts)?)
+    }
+
+    /// The scores of the ends of several texts, each to the bit what it is alone.
+    ///
+    /// # Errors
+    /// As [`log_probabilities`](Self::log_probabilities); a continuation without tokens, or one that nothing stands before.
+    pub fn continuations(&mut self, texts: &[Continuation<'_>]) -> Result<Vec<ContinuationScore>> {
+        let mut device = Device { backend: self.backend, stream: self.stream };
+        Ok(self.scorer.continuations(&mut device, texts)?)
     }
 }

@@ -55,7 +55,8 @@ fn built_program() -> PathBuf {
 }
 
 /// The crates that the program is made of.
-const CRATES: [&str; 6] = ["collective", "dataflow", "files", "kernels", "model", "streaming-data"];
+const CRATES: [&str; 7] =
+    ["collective", "dataflow", "evaluation", "files", "kernels", "model", "streaming-data"];
 
 /// Whether nothing that the program was built from has changed since. (Cargo's own list of these files is not always
 /// there: it leaves it out where it cannot tell what the build script of a dependency read.)
@@ -66,7 +67,8 @@ fn is_current(program: &Path) -> bool {
     let mut paths = vec![workspace.join("Cargo.lock")];
     for name in CRATES {
         let folder = workspace.join(name);
-        paths.extend([folder.join("Cargo.toml"), folder.join("src"), folder.join("gpu")]);
+        paths.extend([folder.join("Cargo.toml"), folder.join("src")]);
+        paths.extend(["gpu", "suites", "tasks"].map(|files| folder.join(files)));
     }
     while let Some(path) = paths.pop() {
         match std::fs::read_dir(&path) {

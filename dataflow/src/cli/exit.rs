@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use tidemill_evaluation::EvaluationError;
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
@@ -146,6 +147,7 @@ fn class_of(cause: &(dyn Error + 'static)) -> Option<ExitClass> {
     }
     of::<JobError>(cause)
         .or_else(|| of::<ClusterError>(cause))
+        .or_else(|| of::<EvaluationError>(cause))
         .or_else(|| of::<PrepareError>(cause))
         .or_else(|| of::<DataError>(cause))
         .or_else(|| of::<ModelError>(cause))

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use tidemill_evaluation::tokens::{Encode, EncodeError, SpecialTokens};
 use tidemill_files::Kind;
 
 use super::quiet::caught;
@@ -51,7 +52,17 @@ impl TextTokenizer {
 
     /// The tokens of `text`, without special tokens around it.
     pub(crate) fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
-        let encoding = caught(|| self.tokenizer.encode_fast(text, false))
+        self.encode_with(text, SpecialTokens::LeftOut)
+    }
+
+    /// The tokens of `text`, with or without what the tokenizer puts around it.
+    pub(crate) fn encode_with(
+        &self,
+        text: &str,
+        special: SpecialTokens,
+    ) -> anyhow::Result<Vec<u32>> {
+        let added = special == SpecialTokens::Added;
+        let encoding = caught(|| self.tokenizer.encode_fast(text, added))
             .map_err(|said| self.failed("tokenizing", &said))?;
         Ok(encoding.map_err(|error| self.failed("tokenizing", &error))?.get_ids().to_vec())
     }
@@ -93,9 +104,20 @@ impl TextTokenizer {
         added.into_values().map(|token| token.content).collect()
     }
 
+    /// The text of a token, as the tokenizer names it.
+    pub(crate) fn token_text(&self, token: u32) -> Option<String> {
+        self.tokenizer.id_to_token(token)
+    }
+
     /// The id of a token by its text.
     pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
+    }
+}
+
+impl Encode for TextTokenizer {
+    fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, EncodeError> {
+        Ok(self.encode_with(text, special)?)
     }
 }
 

@@ -46,6 +46,7 @@ macro_rules! every_body {
             scores_are_the_losses_of_the_forward_pass: bodies::generation::scores_are_losses;
             a_score_depends_on_nothing_else: bodies::generation::a_score_depends_on_nothing_else;
             batches_change_no_bit: bodies::generation::batches_change_no_bit;
+            continuations_are_scored_as_whole_texts: bodies::generation::continuations_are_scored_as_whole_texts;
             scores_in_batches_change_no_bit: bodies::generation::scores_in_batches_change_no_bit;
             answers_depend_on_nothing_else: bodies::generation::answers_depend_on_nothing_else;
             how_tokens_are_cut_changes_no_bit: bodies::generation::cuts_change_no_bit;

@@ -1,0 +1,232 @@
+//! Requests over workers: the longest first, in batches that any worker takes, with answers in the order of the batches.
+//!
+//! A request's answer is the same to the bit alone, in any batch and on any worker (of one kind of device), so neither how
+//! requests are cut into batches nor which worker takes one is numerics.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use tidemill_evaluation::EvaluationError;
+use tidemill_evaluation::answers::{AnswerFile, Line};
+use tidemill_evaluation::metrics::Answer;
+use tidemill_evaluation::plan::PlannedTask;
+use tidemill_evaluation::tokens::Request;
+use tidemill_kernels::Backend;
+use tidemill_model::score::{Asked, Continuation};
+
+use super::Answers;
+use crate::cli::output::note_line;
+use crate::cli::progress::CountProgress;
+use crate::device::Devices;
+use crate::inference::{LoadedModel, ModelScorer};
+
+/// The answers that there are, and the requests that have none yet.
+pub(super) struct Scoring<'a> {
+    tasks: &'a [PlannedTask],
+    answers: Vec<Vec<Option<Answer>>>,
+    file: Option<AnswerFile>,
+    /// Requests without an answer, by task and place, the longest first.
+    left: Vec<(usize, usize)>,
+}
+
+/// Models on devices.
+pub(super) struct Workers<'a, B: Backend> {
+    /// Where the model is.
+    pub path: &'a Path,
+    /// Requests at a time.
+    pub batch: Option<NonZeroUsize>,
+    /// The first worker's model.
+    pub first: LoadedModel<B>,
+    /// The devices of all.
+    pub devices: &'a Devices<B>,
+}
+
+impl<'a> Scoring<'a> {
+    /// With the answers that `file` has.
+    ///
+    /// # Errors
+    /// An answer to no request.
+    pub(super) fn new(
+        tasks: &'a [PlannedTask],
+        file: Option<(AnswerFile, Vec<Line>)>,
+    ) -> anyhow::Result<Self> {
+        let mut answers: Vec<Vec<Option<Answer>>> =
+            tasks.iter().map(|task| vec![None; task.requests().len()]).collect();
+        let (file, lines) = file.unzip();
+        for line in lines.into_iter().flatten() {
+            let task = tasks.iter().position(|task| task.task().name == line.task);
+            let place = task
+                .and_then(|task| Some((task, tasks[task].request_of(line.question, line.option)?)));
+            let Some((task, request)) = place else {
+                let Line { task, question, option, .. } = line;
+                let place = format!("{task}: question {question}");
+                let what =
+                    format!("--output has an answer to option {option}, which was not asked");
+                return Err(EvaluationError::Row { place, what }.into());
+            };
+            answers[task][request] = Some(line.answer());
+        }
+        let places = answers.iter().enumerate().flat_map(|(task, answers)| {
+            let open = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
+            open.map(move |(request, _)| (task, request))
+        });
+        let mut left: Vec<(usize, usize)> = places.collect();
+        left.sort_by_key(|&(task, request)| {
+            std::cmp::Reverse(tasks[task].requests()[request].tokens.len())
+        });
+        Ok(Self { tasks, answers, file, left })
+    }
+
+    fn request(&self, (task, request): (usize, usize)) -> &'a Request {
+        &self.tasks[task].requests()[request]
+    }
+
+    /// What the model is asked.
+    fn continuation(&self, place: (usize, usize)) -> Continuation<'a> {
+        let Request { tokens, first, .. } = self.request(place);
+        let asked = match self.tasks[place.0].asks_greedy() {
+            true => Asked::Likeliest,
+            false => Asked::LogProbability,
+        };
+        Continuation { tokens, first: *first, asked }
+    }
+
+    /// Keeps the answers of some places.
+    fn keep(&mut self, places: &[(usize, usize)], answers: &[Answer]) -> anyhow::Result<()> {
+        let mut lines = Vec::with_capacity(places.len());
+        for (&(task, request), &answer) in places.iter().zip(answers) {
+            let planned = &self.tasks[task];
+            let (question, option) = planned.asked(request);
+            let Answer { log_likelihood, greedy } = answer;
+            if !log_likelihood.is_finite() {
+                let place = planned.documents()[question].place.clone();
+                let (task, found) = (planned.task().name.clone(), log_likelihood);
+                return Err(EvaluationError::Answer { task, place, found }.into());
+            }
+            let task_name = planned.task().name.clone();
+            lines.push(Line { task: task_name, question, option, log_likelihood, greedy });
+            self.answers[task][request] = Some(answer);
+        }
+        match &self.file {
+            Some(file) => Ok(file.add(&lines)?),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(self) -> anyhow::Result<Answers> {
+        if let Some(file) = self.file {
+            file.finish()?;
+        }
+        let of_task = |answers: Vec<Option<Answer>>| answers.into_iter().flatten().collect();
+        Ok(self.answers.into_iter().map(of_task).collect())
+    }
+}
+
+/// What a worker sends: a batch's number, and its answers.
+type Sent = anyhow::Result<(usize, Vec<Answer>)>;
+
+impl<B: Backend> Workers<'_, B> {
+    /// Answers all that is left.
+    ///
+    /// # Errors
+    /// A device or disk that fails; what was answered before is in the file.
+    pub(super) fn score(self, mut scoring: Scoring<'_>) -> anyhow::Result<Answers> {
+        let left = std::mem::take(&mut scoring.left);
+        let Some(&longest) = left.first() else { return scoring.finish() };
+        let all: usize = scoring.answers.iter().map(Vec::len).sum();
+        if left.len() < all {
+            note_line!("note: {} of {all} requests are answered already", all - left.len());
+        }
+        let positions = scoring.request(longest).tokens.len();
+        let at_once = match self.batch {
+            Some(batch) => batch.get(),
+            None => self.first.sequences_at_once(positions)?,
+        };
+        let at_once = at_once.min(left.len());
+        let batches: Vec<&[(usize, usize)]> = left.chunks(at_once).collect();
+        let texts: Vec<Vec<Continuation<'_>>> = batches
+            .iter()
+            .map(|places| places.iter().map(|&place| scoring.continuation(place)).collect())
+            .collect();
+        let Self { path, first, devices, .. } = self;
+        let next = AtomicUsize::new(0);
+        let (sender, receiver) = mpsc::channel::<Sent>();
+        std::thread::scope(|scope| {
+            let mut first = Some(first);
+            for device in &devices.workers()[..devices.workers().len().min(batches.len())] {
+                let (model, sender, next, texts) = (first.take(), sender.clone(), &next, &texts);
+                let backend = Arc::clone(&device.backend);
+                scope.spawn(move || {
+                    let answered = || -> anyhow::Result<()> {
+                        let mut model = match model {
+                            Some(model) => model,
+                            None => LoadedModel::open(path, backend)?,
+                        };
+                        let mut scorer = model.scorer(at_once, positions)?;
+                        loop {
+                            let batch = next.fetch_add(1, Ordering::Relaxed);
+                            let Some(texts) = texts.get(batch) else { return Ok(()) };
+                            // Nothing is to be done once the receiver has failed.
+                            if sender.send(Ok((batch, answer(&mut scorer, texts)?))).is_err() {
+                                return Ok(());
+                            }
+                        }
+                    };
+                    if let Err(error) = answered() {
+                        next.store(texts.len(), Ordering::Relaxed);
+                        let _ = sender.send(Err(error));
+                    }
+                });
+            }
+            drop(sender);
+            let kept = keep_all(&mut scoring, &batches, &receiver);
+            if kept.is_err() {
+                next.store(batches.len(), Ordering::Relaxed);
+            }
+            drop(receiver);
+            kept
+        })?;
+        scoring.finish()
+    }
+}
+
+/// Keeps batches in order as they come.
+fn keep_all(
+    scoring: &mut Scoring<'_>,
+    batches: &[&[(usize, usize)]],
+    receiver: &mpsc::Receiver<Sent>,
+) -> anyhow::Result<()> {
+    let requests: usize = batches.iter().map(|batch| batch.len()).sum();
+    let mut progress = CountProgress::new(requests as u64, "requests", "tokens");
+    let (mut early, mut kept) = (BTreeMap::new(), 0);
+    for sent in receiver {
+        let (batch, answers) = sent?;
+        let tokens = |&place: &(usize, usize)| scoring.request(place).tokens.len() as u64;
+        progress.advance(batches[batch].len() as u64);
+        progress.add(batches[batch].iter().map(tokens).sum());
+        early.insert(batch, answers);
+        while let Some(answers) = early.remove(&kept) {
+            scoring.keep(batches[kept], &answers)?;
+            kept += 1;
+        }
+    }
+    progress.finish_with_rate();
+    Ok(())
+}
+
+/// The answers to the requests of a batch.
+fn answer<B: Backend>(
+    scorer: &mut ModelScorer<'_, B>,
+    texts: &[Continuation<'_>],
+) -> anyhow::Result<Vec<Answer>> {
+    let scores = scorer.continuations(texts)?;
+    let answers = scores.into_iter().zip(texts).map(|(score, text)| Answer {
+        log_likelihood: score.log_probabilities.iter().copied().map(f64::from).sum(),
+        greedy: (text.asked == Asked::Likeliest).then(|| score.likeliest.iter().all(|&is| is)),
+    });
+    Ok(answers.collect())
+}

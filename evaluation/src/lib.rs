@@ -1,0 +1,43 @@
+//! Questions with known answers for language models: tasks, requests to a model, and metrics of its answers.
+//!
+//! ```text
+//! task file -> Task --rows of its source--> documents --few-shot examples--> texts --tokenizer--> requests
+//! requests --a model, which this crate knows nothing of--> answers --metrics--> results --suite--> averages
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`task`] | a task file: what is asked, of which rows, and what is measured |
+//! | [`builtin`] | the tasks and suites that come with this crate, and how one is found by its name or file |
+//! | [`template`], [`filter`] | texts with columns in them, and what is done to a column's text |
+//! | [`rows`] | rows of JSON lines or Parquet, from a folder or a store |
+//! | [`document`] | one question: contexts, continuations, and which of them is right |
+//! | [`prompt`] | few-shot examples, and the text before an answer |
+//! | [`tokens`] | texts to the tokens of requests, as lm-eval or LLM Foundry cut them |
+//! | [`metrics`] | answers to accuracies, perplexities and their standard errors |
+//! | [`suite`] | weighted averages of tasks above their baselines |
+//! | [`answers`] | the file in which answers wait for a second run |
+//! | [`plan`] | all of it in order: tasks to requests, answers to results |
+//!
+//! Definitions are those of lm-eval (github.com/EleutherAI/lm-evaluation-harness, 0.4) and of LLM Foundry
+//! (github.com/mosaicml/llm-foundry, its in-context learning tasks and gauntlet v0.3).
+//!
+//! Start here: [`plan`].
+
+#![forbid(unsafe_code)]
+
+pub mod answers;
+pub mod builtin;
+pub mod document;
+pub mod error;
+pub mod filter;
+pub mod metrics;
+pub mod plan;
+pub mod prompt;
+pub mod rows;
+pub mod suite;
+pub mod task;
+pub mod template;
+pub mod tokens;
+
+pub use error::{EvaluationError, Result};

@@ -1,0 +1,185 @@
+//! Tasks to requests, and answers to results: the whole of an evaluation but the model.
+//!
+//! ```
+//! use tidemill_evaluation::metrics::Answer;
+//! use tidemill_evaluation::plan::{PlannedTask, Settings};
+//! use tidemill_evaluation::task::Task;
+//! use tidemill_evaluation::tokens::{Encode, EncodeError, SpecialTokens, Vocabulary};
+//!
+//! struct Bytes;
+//! impl Encode for Bytes {
+//!     fn encode(&self, text: &str, _: SpecialTokens) -> Result<Vec<u32>, EncodeError> {
+//!         Ok(text.bytes().map(u32::from).collect())
+//!     }
+//! }
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # std::fs::write(folder.path().join("sums.jsonl"), "{\"q\": \"1+1=\", \"a\": [\"2\", \"3\"], \"right\": 0}\n").unwrap();
+//! # let data = folder.path().to_str().unwrap().to_owned();
+//! let task = Task::parse("sums", r#"
+//!     kind = "multiple_choice"
+//!     context = "{q}"
+//!     choices = "{a}"
+//!     gold = "right"
+//!     metrics = ["acc"]
+//!     source = { file = "sums" }
+//! "#, "sums.toml").unwrap();
+//! let vocabulary = Vocabulary { tokenizer: &Bytes, prefix: None, end: None, positions: None };
+//! let settings = Settings { data: Some(data), ..Settings::default() };
+//! let planned = PlannedTask::new(task, None, &settings, &vocabulary).unwrap();
+//! assert_eq!(planned.requests()[0].tokens, b"1+1= 2".map(u32::from));
+//! // A model that finds the first choice likelier:
+//! let answers = [-1.0, -2.0].map(|log_likelihood| Answer { log_likelihood, greedy: None });
+//! assert_eq!(planned.measure(&answers).unwrap()[0].value, 1.0);
+//! ```
+
+use tidemill_streaming_data::hash::{ContentHash, ContentHasher};
+
+use crate::document::Document;
+use crate::error::{EvaluationError, Result};
+use crate::metrics::{Answer, Measured, measure};
+use crate::prompt::{Pool, Prompt, examples};
+use crate::rows::Rows;
+use crate::task::{Kind, Task};
+use crate::tokens::{Request, Vocabulary};
+
+/// What holds for all tasks of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The folder or URL of the sources; default: that of a task's file, and of a built-in task the current folder.
+    pub data: Option<String>,
+    /// Few-shot examples of every question; default: what a suite or else the task says.
+    pub fewshot: Option<usize>,
+    /// Only so many questions of each task, the first ones.
+    pub limit: Option<usize>,
+    /// Chooses few-shot examples.
+    pub seed: u64,
+}
+
+/// A task whose requests are known.
+#[derive(Clone, Debug)]
+pub struct PlannedTask {
+    task: Task,
+    shots: usize,
+    documents: Vec<Document>,
+    requests: Vec<Request>,
+    /// The first request of each question.
+    firsts: Vec<usize>,
+}
+
+impl PlannedTask {
+    /// Reads the rows of `task` and makes its requests; `shots` is how many few-shot examples a suite asks for.
+    ///
+    /// # Errors
+    /// Sources that cannot be read, rows that the task cannot use, and texts that no request can be made of.
+    pub fn new(
+        task: Task,
+        shots: Option<usize>,
+        settings: &Settings,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Self> {
+        let own = task.folder.as_deref().map(|folder| folder.display().to_string());
+        let data = settings.data.clone().or(own).unwrap_or_else(|| ".".to_owned());
+        let open = |file: &str| Rows::open(&data, file, task.source.origin.as_deref());
+        let rows = open(&task.source.file)?;
+        let asked = settings.limit.unwrap_or(usize::MAX).min(rows.rows.len());
+        let shots = settings.fewshot.or(shots).unwrap_or(task.fewshot);
+        let other = task.source.fewshot.as_deref().filter(|_| shots > 0).map(open).transpose()?;
+        // Examples may be any rows; questions are the first ones.
+        let pool = if shots > 0 { other.as_ref().unwrap_or(&rows) } else { &rows };
+        let documents = |rows: &Rows, count: usize| -> Result<Vec<Document>> {
+            (0..count).map(|index| Document::new(&task, rows, index)).collect()
+        };
+        let questions = documents(&rows, asked)?;
+        let (kind, pool) = match shots {
+            0 => (Pool::Other, Vec::new()),
+            _ if other.is_some() => (Pool::Other, documents(pool, pool.rows.len())?),
+            _ => (Pool::Same, documents(pool, pool.rows.len())?),
+        };
+        let (mut requests, mut firsts) = (Vec::new(), Vec::new());
+        for (index, document) in questions.iter().enumerate() {
+            let chosen = examples(shots, pool.len(), kind, index, settings.seed)
+                .map_err(|what| EvaluationError::task(&task.name, what))?;
+            let chosen: Vec<&Document> = chosen.into_iter().map(|row| &pool[row]).collect();
+            firsts.push(requests.len());
+            for option in 0..document.options() {
+                requests.push(vocabulary.request(
+                    task.tokenization,
+                    &task.delimiters,
+                    &Prompt::new(&task, &chosen, document, option),
+                    document.continuation(option),
+                    &document.place,
+                )?);
+            }
+        }
+        Ok(Self { task, shots, documents: questions, requests, firsts })
+    }
+
+    /// The task.
+    pub fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// How many few-shot examples each question has.
+    pub fn shots(&self) -> usize {
+        self.shots
+    }
+
+    /// The questions.
+    pub fn documents(&self) -> &[Document] {
+        &self.documents
+    }
+
+    /// The requests: those of each question's options, in order.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Whether it matters that each token of a continuation is the likeliest.
+    pub fn asks_greedy(&self) -> bool {
+        self.task.kind == Kind::LanguageModelling
+    }
+
+    /// What tells these requests from all others.
+    pub fn fingerprint(&self) -> ContentHash {
+        let mut hasher = ContentHasher::new();
+        hasher.update(&[u8::from(self.asks_greedy())]);
+        for Request { tokens, first, .. } in &self.requests {
+            for number in [tokens.len() as u64, *first as u64] {
+                hasher.update(&number.to_le_bytes());
+            }
+            for token in tokens {
+                hasher.update(&token.to_le_bytes());
+            }
+        }
+        hasher.finish()
+    }
+
+    /// The question and the option that request `index` is about.
+    ///
+    /// # Panics
+    /// Where there is no such request.
+    pub fn asked(&self, index: usize) -> (usize, usize) {
+        let question = self.firsts.partition_point(|&first| first <= index) - 1;
+        assert!(index < self.requests.len(), "a request of this task");
+        (question, index - self.firsts[question])
+    }
+
+    /// The request about an option of a question, where there is one.
+    pub fn request_of(&self, question: usize, option: usize) -> Option<usize> {
+        let options = self.documents.get(question)?.options();
+        (option < options).then(|| self.firsts[question] + option)
+    }
+
+    /// The metrics, of an answer to each request.
+    ///
+    /// # Errors
+    /// A log-likelihood that is no finite number.
+    ///
+    /// # Panics
+    /// Where there are not as many answers as requests.
+    pub fn measure(&self, answers: &[Answer]) -> Result<Vec<Measured>> {
+        assert_eq!(answers.len(), self.requests.len(), "an answer to each request");
+        measure(&self.task, &self.documents, &self.requests, answers)
+    }
+}
