@@ -22,12 +22,11 @@ use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Reading, Trainable,
+    ModelError, ParameterSource, Reading, Tokens, Trainable,
 };
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
-use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
 const TEXT: &str = "the tide turns the mill and the mill turns the stone and the stone grinds. ";
@@ -61,14 +60,12 @@ impl Bigram {
         mut gradient: impl FnMut(&[f32]),
     ) -> Result<Vec<GrainLoss>, ModelError> {
         let v = self.vocab_size;
-        let row_tokens = microbatch.positions + 1;
-        let rows: Vec<&[u32]> = microbatch.tokens.chunks(row_tokens).collect();
         let mut losses = Vec::new();
-        for grain in rows.chunks(microbatch.samples_per_grain) {
+        for grain in microbatch.grains() {
             // From zero for every grain: this is what makes microbatches free of numbers.
             let mut grain_gradient = vec![0.0_f32; v * v];
             let mut loss = GrainLoss::default();
-            for pair in grain.iter().flat_map(|row| row.windows(2)) {
+            for pair in grain.iter().flat_map(|tokens| tokens.windows(2)) {
                 let (from, to) = (pair[0] as usize, pair[1] as usize);
                 if let Some(&token) = pair.iter().find(|&&token| token as usize >= v) {
                     let what = "a sample".to_owned();
@@ -106,6 +103,8 @@ impl Bigram {
 }
 
 impl Trainable<Cpu> for Bigram {
+    type Sample = Tokens;
+
     /// This model needs no activations.
     type Workspace = ();
 
@@ -119,10 +118,6 @@ impl Trainable<Cpu> for Bigram {
 
     fn config_json(&self) -> serde_json::Value {
         serde_json::json!({ "model_type": "bigram", "vocab_size": self.vocab_size })
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
     }
 
     fn plan(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<(), ModelError> {
@@ -236,17 +231,19 @@ struct Text {
 }
 
 impl SampleSource for Text {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: std::ops::Range<u64>) {
         self.requested.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         if self.requested.is_empty() {
             return Ok(None);
         }
         let position = self.requested.remove(0);
         let letter = |index| self.tokens[(position as usize + index) % self.tokens.len()];
-        Ok(Some(Sample { position, tokens: (0..=POSITIONS).map(letter).collect() }))
+        Ok(Some((position, (0..=POSITIONS).map(letter).collect())))
     }
 
     fn set_wake(&mut self, _wake: Wake) {}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill::kernels::Cpu;
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    ModelError, ParameterSource, Tokens, Trainable,
 };
 
 pub const VOCAB: usize = 67;
@@ -69,13 +69,11 @@ impl Bigram {
         let [table, scale, bias, table_of_head] = &values[..] else {
             unreachable!("the uses are four")
         };
-        let columns = microbatch.positions + 1;
-        let grain_tokens = columns * microbatch.samples_per_grain;
-        let grain = |tokens: &[u32]| {
+        let grain = |samples: &[Tokens]| {
             let mut loss = GrainLoss::default();
             let mut gradients = [0, 1, 2, 3]
                 .map(|use_index| vec![0.0_f32; self.layout.gradient_range(use_index).len()]);
-            for sample in tokens.chunks(columns) {
+            for sample in samples {
                 assert_ne!(sample[0], PANIC_TOKEN, "the model panics on purpose");
                 if let (STUCK_TOKEN, Some(wait)) = (sample[0], &self.stuck) {
                     wait();
@@ -100,11 +98,12 @@ impl Bigram {
             }
             (loss, gradients)
         };
-        Ok(microbatch.tokens.chunks(grain_tokens).map(grain).collect())
+        Ok(microbatch.grains().map(grain).collect())
     }
 }
 
 impl Trainable<Cpu> for Bigram {
+    type Sample = Tokens;
     type Workspace = MicrobatchShape;
 
     fn layout(&self) -> &Layout {
@@ -125,10 +124,6 @@ impl Trainable<Cpu> for Bigram {
         serde_json::json!({ "model_type": "bigram" })
     }
 
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
     fn plan(
         &self,
         _device: &mut Device<'_, Cpu>,
@@ -144,7 +139,7 @@ impl Trainable<Cpu> for Bigram {
         parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        assert!(microbatch.samples.len() <= workspace.samples, "more than was planned");
         let grains = self.grains(device, parameters, Direction::Forward, microbatch)?;
         Ok(grains.into_iter().map(|(loss, _)| loss).collect())
     }
@@ -157,7 +152,7 @@ impl Trainable<Cpu> for Bigram {
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        assert!(microbatch.samples.len() <= workspace.samples, "more than was planned");
         let grains = self.grains(device, parameters, Direction::Backward, microbatch)?;
         for (block, uses) in [(2, 2..4), (1, 1..2), (0, 0..1)] {
             if block < 2 {
