@@ -17,7 +17,7 @@ use anyhow::{Result, ensure};
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::Communicators;
-use tidemill::kernels::{Cpu, Runtime};
+use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
@@ -88,17 +88,17 @@ impl Bigram {
         Ok(losses)
     }
 
-    /// The parameters of the only block. A model of several enters them in order, forward and then backward, and leases of
-    /// each what it uses.
-    fn scores(
+    /// The parameters of the only block, in the CPU's memory. A model of several enters them in order, forward and then backward,
+    /// and leases of each what it uses.
+    fn scores<'a>(
         &self,
         device: &mut Device<'_, Cpu>,
-        parameters: &mut dyn ParameterSource<Cpu>,
+        parameters: &'a mut dyn ParameterSource<Cpu>,
         direction: Direction,
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<&'a [f32], ModelError> {
         parameters.enter(device, 0, direction)?;
         let scores = parameters.lease(0)?.vector(&(0..self.vocab_size * self.vocab_size))?;
-        Ok(device.backend.to_vec(device.stream, scores)?)
+        Ok(scores.values())
     }
 }
 
@@ -131,7 +131,7 @@ impl Trainable<Cpu> for Bigram {
         parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        self.run(&self.scores(device, parameters, Direction::Forward)?, microbatch, |_| ())
+        self.run(self.scores(device, parameters, Direction::Forward)?, microbatch, |_| ())
     }
 
     fn forward_backward(
@@ -143,10 +143,9 @@ impl Trainable<Cpu> for Bigram {
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         let scores = self.scores(device, parameters, Direction::Backward)?;
-        let losses = self.run(&scores, microbatch, |gradient| {
+        let losses = self.run(scores, microbatch, |gradient| {
             // Added to the lane grain by grain, in order.
-            let (buffer, range) = sink.accumulator(0).place();
-            for (sum, value) in buffer.as_mut_slice()[range].iter_mut().zip(gradient) {
+            for (sum, value) in sink.accumulator(0).values().iter_mut().zip(gradient) {
                 *sum += value;
             }
         })?;

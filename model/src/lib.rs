@@ -13,6 +13,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "ndarray")]
+pub mod arrays;
 pub mod block;
 pub mod blueprint;
 pub mod embedding;

@@ -126,6 +126,39 @@ pub trait EvaluationSamples<'scope> {
     /// - Input: `reports` says when an evaluation is due, `losses` what was evaluated; neither has a path to the output.
     /// - Memory: two microbatches of samples.
     /// - Failure: an error of the source aborts the run.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let Started { grains, mut inputs, compute, evaluated, mut rest } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
+    /// let due = EvaluationPlan {
+    ///     samples: samples.expect("not 0"),
+    ///     every_steps: every_steps.expect("not 0"),
+    /// };
+    /// // What is evaluated and when is one argument: an evaluation that is due has samples.
+    /// let evaluation = Evaluation::new(due, Points::default());
+    /// let reports = inputs.reports.clone();
+    /// let grains_to_evaluate =
+    ///     scope.evaluation_samples(evaluation, reports, evaluated, &plan, &abort);
+    /// inputs.evaluations = Some(grains_to_evaluate);
+    /// # let streams = grains.forward_backward(inputs, compute, &plan, &abort);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = streams;
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// # let reports = evaluation_losses.clone().evaluate(due, &plan, &abort);
+    /// # reports.inspect(|report| LOSSES.lock().expect("no panic").push(report.loss));
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// # assert_eq!(LOSSES.lock().expect("no panic").len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn evaluation_samples<S: Sample>(
         self,
         evaluation: Evaluation<S>,
@@ -204,6 +237,39 @@ pub trait Evaluate<'scope> {
     /// - Input: the losses of all grains, exchanged to worker 0.
     /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let Started { grains, mut inputs, compute, evaluated, mut rest } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// # let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
+    /// # let due = EvaluationPlan {
+    /// #     samples: samples.expect("not 0"),
+    /// #     every_steps: every_steps.expect("not 0"),
+    /// # };
+    /// # let evaluation = Evaluation::new(due, Points::default());
+    /// # let reports = inputs.reports.clone();
+    /// # let to_evaluate = scope.evaluation_samples(evaluation, reports, evaluated, &plan, &abort);
+    /// # inputs.evaluations = Some(to_evaluate);
+    /// # let streams = grains.forward_backward(inputs, compute, &plan, &abort);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = streams;
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// let evaluations = evaluation_losses.clone().evaluate(due, &plan, &abort);
+    /// evaluations.inspect(|report| LOSSES.lock().expect("no panic").push(report.loss));
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// // After two of four steps, on worker 0.
+    /// let losses = LOSSES.lock().expect("no panic");
+    /// assert!(losses.len() == 2 && losses[1] < losses[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn evaluate(
         self,
         evaluation: EvaluationPlan,

@@ -138,6 +138,32 @@ pub trait ForwardBackward<'scope, S> {
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
+    ///
+    /// # Example
+    /// The losses of lanes are tapped on their way.
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LANES: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let Started { grains, inputs, compute, mut rest, .. } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } =
+    ///     grains.forward_backward(inputs, compute, &plan, &abort);
+    /// let losses = losses.inspect(|lane| {
+    ///     println!("step {}, lane {}: {}", lane.step, lane.lane, lane.loss_sum);
+    ///     LANES.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// // Two in each of four steps, one on each worker.
+    /// assert_eq!(LANES.load(Ordering::Relaxed), 4 * 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn forward_backward<B: Backend, M: Trainable<B, Sample = S>>(
         self,
         inputs: ForwardBackwardInputs<'scope, S>,

@@ -160,6 +160,28 @@ pub trait Samples<'scope> {
     /// - Memory: at most `plan.read_ahead_steps` steps beyond the last report are asked of `source`.
     /// - Never blocks: `source` decodes elsewhere and wakes this operator.
     /// - Failure: an error of `source`, or a sample at another position than asked for, aborts the run.
+    ///
+    /// # Example
+    /// A source of points is cut into grains.
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static SAMPLES: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, Parts { plan, abort, .. }| {
+    /// # // Nothing trains here, and no report comes back: all steps are read ahead.
+    /// # let read_ahead_steps = NonZeroU64::new(STEPS).expect("steps");
+    /// # let plan = Arc::new(TrainingPlan { read_ahead_steps, ..(*plan).clone() });
+    /// # let reports = Vec::new().to_stream(scope);
+    /// let grains = scope.samples(Points::default(), reports, &plan, &abort);
+    /// grains.inspect(|grain: &Grain<Point>| {
+    ///     SAMPLES.fetch_add(grain.samples.len() as u64, Ordering::Relaxed);
+    /// });
+    /// # })?;
+    /// // Eight in each of four steps, those of both workers together.
+    /// assert_eq!(SAMPLES.load(Ordering::Relaxed), 4 * 8);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn samples<S: SampleSource>(
         self,
         source: S,

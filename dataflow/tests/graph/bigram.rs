@@ -62,8 +62,7 @@ impl Bigram {
             for use_index in uses {
                 let elements = self.layout.reads(use_index).next().map(|(of, _)| of.elements());
                 let lease = parameters.lease(use_index)?;
-                let (buffer, range) = lease.vector(&(0..elements.unwrap_or(0)))?.place();
-                values.push(buffer.as_slice()[range].to_vec());
+                values.push(lease.vector(&(0..elements.unwrap_or(0)))?.values().to_vec());
             }
         }
         let [table, scale, bias, table_of_head] = &values[..] else {
@@ -159,8 +158,7 @@ impl Trainable<Cpu> for Bigram {
                 parameters.enter(device, block, Direction::Backward)?;
             }
             for use_index in uses {
-                let (buffer, range) = sink.accumulator(use_index).place();
-                let lane = &mut buffer.as_mut_slice()[range];
+                let lane = sink.accumulator(use_index).values();
                 for (_, gradients) in &grains {
                     for (lane, gradient) in lane.iter_mut().zip(&gradients[use_index]) {
                         *lane += gradient;
