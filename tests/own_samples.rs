@@ -19,8 +19,7 @@ mod regression;
 
 use regression::{Measurement, batch_settings, measurements, train, write};
 
-/// Seen failing: with gradients that are added sample by sample to the lane, in place of grain by grain, and with a microbatch whose
-/// samples were cut otherwise than into the plan's grains.
+/// Seen failing: with gradients that the model forms over a microbatch at once.
 #[test]
 fn any_number_of_workers_and_any_microbatch_train_floats_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();

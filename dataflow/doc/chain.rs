@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
+// Before those of the globs.
+use std::result::Result;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
