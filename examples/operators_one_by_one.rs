@@ -4,23 +4,24 @@
 //! cargo run --release --example operators_one_by_one
 //! ```
 //!
-//! `Training::build` chains them for you, and `tidemill::cluster::execute` runs workers so that a failure of one ends all. Where
-//! your program already has a timely runtime, or something is to stand between two operators, you write the chain yourself: this
-//! is all of it. The example taps two of its streams, the losses of lanes and the tickets of buckets whose gradients are final.
+//! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. Where your program already has a timely
+//! runtime, or something is to stand between two operators, you write the chain yourself: this is all of it. `EmbeddedRun` sees that
+//! a failure of one worker ends all. The example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
+//! gradients are final.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
-use tidemill::cluster::{Abort, Failure};
-use tidemill::collective::communicator::{Communicator, Threads};
+use tidemill::cluster::{Abort, ClusterSettings, EmbeddedRun, Failure};
+use tidemill::collective::communicator::Communicator;
+use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
@@ -42,8 +43,6 @@ const POSITIONS: usize = 24;
 /// Lanes of a step: as many workers are possible.
 const LANES: usize = 4;
 const STEPS: u64 = 40;
-/// How long an idle worker waits before it looks whether the run was ended.
-const LONGEST_PARK: Duration = Duration::from_millis(100);
 
 /// What a worker's chain is made of.
 struct Parts {
@@ -150,62 +149,50 @@ fn train(workers: usize) -> Result<Told> {
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    // Workers of one process read each other's memory. Those of several processes have other communicators.
-    let schedule = Arc::new(batch.lane_schedule(workers)?);
-    let ends = match workers {
-        1 => Vec::new(),
-        _ => Threads::group(&vec![&*cpu; workers], &schedule)?,
-    };
-    let ends = Mutex::new(ends.into_iter().map(Some).collect::<Vec<_>>());
+    // What sums between the workers, all of them of this process; each takes its end.
+    let cluster = ClusterSettings::threads(workers);
+    let ends = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
     let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY, 16, 1))?);
     let layout = Trainable::<Cpu>::layout(&*model);
     let plan = Arc::new(TrainingPlan::new(batch, layout, POSITIONS, STEPS));
-    let abort = Abort::new();
 
-    let of_run = abort.clone();
-    let guards = timely::execute(timely::Config::process(workers), move |worker| {
-        let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = ends.get_mut(worker.index()).and_then(Option::take);
-        drop(ends);
-        let parts = Parts {
-            cpu: Arc::clone(&cpu),
-            model: Arc::clone(&model),
-            plan: Arc::clone(&plan),
-            end: end.map(|end| Box::new(end) as Box<dyn Communicator<Cpu>>),
-            abort: of_run.clone(),
-        };
-        let (told, ready_buckets) = (Rc::new(RefCell::new(Told::default())), Rc::default());
-        let (of_steps, of_lanes) = (Rc::clone(&told), Rc::clone(&told));
-        let counted = Rc::clone(&ready_buckets);
-        worker.dataflow::<u64, _, _>(|scope| {
-            let Tapped { reports, losses } = train_in(scope, parts, counted);
-            reports.inspect(move |report| of_steps.borrow_mut().losses.push(report.loss));
-            losses.inspect(move |lane| {
-                if lane.step + 1 == STEPS {
-                    of_lanes.borrow_mut().lanes.push((lane.lane, lane.loss_sum));
-                }
+    let run = EmbeddedRun::new();
+    let of_workers = run.clone();
+    let started = timely::execute(timely::Config::process(workers), move |worker| {
+        of_workers.work(worker, |context| {
+            let parts = Parts {
+                cpu: Arc::clone(&cpu),
+                model: Arc::clone(&model),
+                plan: Arc::clone(&plan),
+                end: ends.take(context, &cpu)?.map(|connection| connection.communicator),
+                abort: context.abort().clone(),
+            };
+            let (told, ready_buckets) = (Rc::new(RefCell::new(Told::default())), Rc::default());
+            let (of_steps, of_lanes) = (Rc::clone(&told), Rc::clone(&told));
+            let counted = Rc::clone(&ready_buckets);
+            context.dataflow::<u64, _, _>(|scope| {
+                let Tapped { reports, losses } = train_in(scope, parts, counted);
+                reports.inspect(move |report| of_steps.borrow_mut().losses.push(report.loss));
+                losses.inspect(move |lane| {
+                    if lane.step + 1 == STEPS {
+                        of_lanes.borrow_mut().lanes.push((lane.lane, lane.loss_sum));
+                    }
+                });
             });
-        });
-        // An error anywhere ends the run: its worker's own thread, or one that computes, says so to `abort`.
-        let thread = std::thread::current();
-        of_run.on_abort(move || thread.unpark());
-        while worker.has_dataflows() && !of_run.is_aborted() {
-            worker.step_or_park(Some(LONGEST_PARK));
-        }
-        // What is left of an ended run would be stepped on for ever.
-        for dataflow in worker.installed_dataflows() {
-            worker.drop_dataflow(dataflow);
-        }
-        Told { ready_buckets: ready_buckets.get(), ..told.take() }
+            context.run_until_done()?;
+            Ok(Told { ready_buckets: ready_buckets.get(), ..told.take() })
+        })
     });
+    let joined = started.map_err(anyhow::Error::msg)?.join();
+    run.end()?;
     let mut all = Told::default();
-    for joined in guards.map_err(anyhow::Error::msg)?.join() {
-        let told = joined.map_err(anyhow::Error::msg)?;
+    for told in joined {
+        // Where a worker has nothing to tell, the run has failed.
+        let told = told.map_err(anyhow::Error::msg)?.unwrap_or_default();
         all.losses = told.losses;
         all.lanes.extend(told.lanes);
         all.ready_buckets += told.ready_buckets;
     }
-    abort.first_error().map_or(Ok(()), Err)?;
     all.lanes.sort_by_key(|&(lane, _)| lane);
     Ok(all)
 }

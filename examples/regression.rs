@@ -141,10 +141,7 @@ impl TwoLayers {
 }
 
 /// A tensor of the block that was entered.
-fn values<'a>(
-    parameters: &'a dyn ParameterSource<Cpu>,
-    use_index: usize,
-) -> Result<&'a [f32], ModelError> {
+fn values(parameters: &dyn ParameterSource<Cpu>, use_index: usize) -> Result<&[f32], ModelError> {
     let elements = SHAPES[use_index].1.iter().product();
     Ok(parameters.lease(use_index)?.vector(&(0..elements))?.values())
 }

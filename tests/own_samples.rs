@@ -15,6 +15,7 @@ use tidemill::streaming_data::data_set::table::{
 use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
 
 #[path = "../examples/regression.rs"]
+#[allow(dead_code, reason = "the example runs by itself, too")]
 mod regression;
 
 use regression::{Measurement, batch_settings, measurements, train, write};
@@ -88,7 +89,7 @@ fn every_row_becomes_a_sample_at_its_position() {
     let expected: Vec<_> = (3..20).chain(40..41).chain(1499..1502).collect();
     assert_eq!(positions, expected);
     // An epoch follows the other: what stands at position 1500 stood at 0.
-    let again = read(&mut source, &[0..1]).unwrap();
+    let again = read(&mut source, &[0..1, 1..2]).unwrap();
     assert_eq!(samples[19].1.features, again[0].1.features);
     for (_, Measurement { features: [wind, moon, slope], target }) in &samples {
         assert_eq!(*target, (2.0 * moon).sin() + wind * slope);
@@ -106,13 +107,13 @@ fn rows_that_are_not_a_sample_each_are_named() {
         Ok(samples)
     };
     let mut source = TableSamples::new(decoder(&rows), all_but_one);
-    let failure = read(&mut source, &[7..12]).unwrap_err();
+    let failure = read(&mut source, &[7..12, 12..13]).unwrap_err();
     let expected = "the rows at positions 7..12 became 4 samples, expected 5";
     assert_eq!(failure.cause().to_string(), expected);
     assert_eq!(failure.exit_class(), ExitClass::FixInput);
 
     let refused = |_: &RowBatch| Err(Failure::fix_input("column moon: expected floats"));
     let mut source = TableSamples::<Measurement>::new(decoder(&rows), refused);
-    let failure = read(&mut source, &[7..12]).unwrap_err();
+    let failure = read(&mut source, &[7..12, 12..13]).unwrap_err();
     assert_eq!(failure.cause().to_string(), "column moon: expected floats");
 }

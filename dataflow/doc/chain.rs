@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
-// Before those of the globs.
+// The standard one: crates whose names come with globs have their own.
 use std::result::Result;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
