@@ -31,7 +31,7 @@ use super::abort::Abort;
 use super::control::Control;
 use super::data_socket::{DataSocket, Latch};
 use super::embedded::Workers;
-use super::error::{Actor, ClusterError, Peer};
+use super::error::{ClusterError, Peer};
 use super::failure::{Aborted, Failure};
 use super::progress::Presence;
 use super::received::{Received, counted_memory};
@@ -132,7 +132,7 @@ impl WorkerContext<'_> {
         name: &str,
         work: impl FnOnce() -> Result<R, Failure> + Send,
     ) -> Result<R, Failure> {
-        let who = Actor::Thread(format!("{name}-{}", self.worker.index()));
+        let who = super::error::Actor::Thread(format!("{name}-{}", self.worker.index()));
         let presence = self.of.abort.board().join(who, super::progress::Rhythm::Jobs);
         let worker = std::thread::current();
         std::thread::scope(|scope| {
