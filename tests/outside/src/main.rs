@@ -253,7 +253,7 @@ impl Trainable<Cpu> for Lines {
     }
 
     fn config_json(&self) -> serde_json::Value {
-        self.0.config_json()
+        self.0.config_json().clone()
     }
 
     fn plan(&self, device: &mut Device<'_, Cpu>, shape: MicrobatchShape) -> Result<Workspace<Cpu>> {
