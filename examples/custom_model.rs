@@ -17,17 +17,16 @@ use anyhow::{Result, ensure};
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::Communicators;
-use tidemill::kernels::{Cpu, Runtime};
+use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Reading, Trainable,
+    ModelError, ParameterSource, Reading, Tokens, Trainable,
 };
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
-use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
 const TEXT: &str = "the tide turns the mill and the mill turns the stone and the stone grinds. ";
@@ -61,14 +60,12 @@ impl Bigram {
         mut gradient: impl FnMut(&[f32]),
     ) -> Result<Vec<GrainLoss>, ModelError> {
         let v = self.vocab_size;
-        let row_tokens = microbatch.positions + 1;
-        let rows: Vec<&[u32]> = microbatch.tokens.chunks(row_tokens).collect();
         let mut losses = Vec::new();
-        for grain in rows.chunks(microbatch.samples_per_grain) {
+        for grain in microbatch.grains() {
             // From zero for every grain: this is what makes microbatches free of numbers.
             let mut grain_gradient = vec![0.0_f32; v * v];
             let mut loss = GrainLoss::default();
-            for pair in grain.iter().flat_map(|row| row.windows(2)) {
+            for pair in grain.iter().flat_map(|tokens| tokens.windows(2)) {
                 let (from, to) = (pair[0] as usize, pair[1] as usize);
                 if let Some(&token) = pair.iter().find(|&&token| token as usize >= v) {
                     let what = "a sample".to_owned();
@@ -91,21 +88,23 @@ impl Bigram {
         Ok(losses)
     }
 
-    /// The parameters of the only block. A model of several enters them in order, forward and then backward, and leases of
-    /// each what it uses.
-    fn scores(
+    /// The parameters of the only block, in the CPU's memory. A model of several enters them in order, forward and then backward,
+    /// and leases of each what it uses.
+    fn scores<'a>(
         &self,
         device: &mut Device<'_, Cpu>,
-        parameters: &mut dyn ParameterSource<Cpu>,
+        parameters: &'a mut dyn ParameterSource<Cpu>,
         direction: Direction,
-    ) -> Result<Vec<f32>, ModelError> {
+    ) -> Result<&'a [f32], ModelError> {
         parameters.enter(device, 0, direction)?;
         let scores = parameters.lease(0)?.vector(&(0..self.vocab_size * self.vocab_size))?;
-        Ok(device.backend.to_vec(device.stream, scores)?)
+        Ok(scores.values())
     }
 }
 
 impl Trainable<Cpu> for Bigram {
+    type Sample = Tokens;
+
     /// This model needs no activations.
     type Workspace = ();
 
@@ -121,10 +120,6 @@ impl Trainable<Cpu> for Bigram {
         serde_json::json!({ "model_type": "bigram", "vocab_size": self.vocab_size })
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn plan(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<(), ModelError> {
         Ok(())
     }
@@ -136,7 +131,7 @@ impl Trainable<Cpu> for Bigram {
         parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        self.run(&self.scores(device, parameters, Direction::Forward)?, microbatch, |_| ())
+        self.run(self.scores(device, parameters, Direction::Forward)?, microbatch, |_| ())
     }
 
     fn forward_backward(
@@ -148,10 +143,9 @@ impl Trainable<Cpu> for Bigram {
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         let scores = self.scores(device, parameters, Direction::Backward)?;
-        let losses = self.run(&scores, microbatch, |gradient| {
+        let losses = self.run(scores, microbatch, |gradient| {
             // Added to the lane grain by grain, in order.
-            let (buffer, range) = sink.accumulator(0).place();
-            for (sum, value) in buffer.as_mut_slice()[range].iter_mut().zip(gradient) {
+            for (sum, value) in sink.accumulator(0).values().iter_mut().zip(gradient) {
                 *sum += value;
             }
         })?;
@@ -236,17 +230,19 @@ struct Text {
 }
 
 impl SampleSource for Text {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: std::ops::Range<u64>) {
         self.requested.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         if self.requested.is_empty() {
             return Ok(None);
         }
         let position = self.requested.remove(0);
         let letter = |index| self.tokens[(position as usize + index) % self.tokens.len()];
-        Ok(Some(Sample { position, tokens: (0..=POSITIONS).map(letter).collect() }))
+        Ok(Some((position, (0..=POSITIONS).map(letter).collect())))
     }
 
     fn set_wake(&mut self, _wake: Wake) {}

@@ -23,11 +23,10 @@ use tidemill::model::optimizer::{
     HostViews, OptimizerSettings, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
 };
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Device, LanguageModel, MambaConfig, Trainable};
+use tidemill::model::{Device, LanguageModel, MambaConfig, Tokens, Trainable};
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
-use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
 /// Predicted tokens of a sample.
@@ -130,14 +129,16 @@ struct Counting {
 }
 
 impl SampleSource for Counting {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         self.requested.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         Ok(self.requested.pop_front().map(|position| {
             let token = |index| ((position as usize + index) % VOCABULARY) as u32;
-            Sample { position, tokens: (0..=POSITIONS).map(token).collect() }
+            (position, (0..=POSITIONS).map(token).collect())
         }))
     }
 

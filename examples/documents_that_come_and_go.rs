@@ -26,7 +26,6 @@ use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{LanguageModel, MambaConfig, Trainable};
 use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
-use tidemill::streaming_data::Sample;
 use tidemill::streaming_data::live::{Judge, Summary, Verdict, verdicts};
 use tidemill::streaming_data::prepare::{Dedup, FilterSettings};
 use timely::container::CapacityContainerBuilder;
@@ -170,7 +169,7 @@ fn work(
                 let samples = positions.map(|position| {
                     let key = draw(&kept, position);
                     drawn.last_mut().map(|drawn: &mut BTreeSet<u64>| drawn.insert(key));
-                    Sample { position, tokens: tokens(&text(key), position) }
+                    tokens(&text(key), position)
                 });
                 grains.send(Grain { step, lane, grain, samples: samples.collect() });
             }

@@ -20,9 +20,8 @@ use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{LanguageModel, MambaConfig, Trainable};
+use tidemill::model::{LanguageModel, MambaConfig, Tokens, Trainable};
 use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
-use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::vec::{Filter, Map};
 use timely::dataflow::operators::{Inspect, Probe};
@@ -134,12 +133,11 @@ fn your_program(
 /// The samples of one grain: a function of their positions, whichever worker asks.
 fn your_grain(batch: &BatchPlan, step: u64, lane: usize, grain: usize) -> Grain {
     let positions = batch.positions(step, &batch.grain_range(lane, grain));
-    let samples = positions.map(|position| Sample { position, tokens: sums(position) }).collect();
-    Grain { step, lane, grain, samples }
+    Grain { step, lane, grain, samples: positions.map(sums).collect() }
 }
 
 /// Lines such as `17+25=42.`, as tokens.
-fn sums(position: u64) -> Vec<u32> {
+fn sums(position: u64) -> Tokens {
     let mut random = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut text = String::new();
     while text.len() <= POSITIONS {

@@ -48,25 +48,18 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
     let (positions, samples_per_grain) = (run.data.seq_len(), run.batch.grain_samples());
     let mut lane = |index: usize| {
         let samples = run.batch.lane_samples(index);
-        let tokens: Vec<u32> = samples
-            .clone()
-            .flat_map(|sample| {
+        let samples: Vec<_> = samples
+            .map(|sample| {
                 let mixed = run.data.sample_at(sample as u64);
                 run.data.data_set(mixed.part).sample(mixed.sample).unwrap()
             })
             .collect();
-        let samples = samples.len();
-        let shape = MicrobatchShape { samples, positions, samples_per_grain };
+        let shape = MicrobatchShape { samples: samples.len(), positions, samples_per_grain };
         let mut workspace = model.plan(&mut device, shape).unwrap();
         let gradients = backend.allocate(device.stream, layout.gradient_elements()).unwrap();
         let mut sink = Lane { layout, gradients };
-        let microbatch = Microbatch {
-            tokens: &tokens,
-            samples,
-            positions,
-            samples_per_grain,
-            document_end: None,
-        };
+        let samples = &samples[..];
+        let microbatch = Microbatch { samples, positions, samples_per_grain, document_end: None };
         let mut source = parameters.source(layout);
         model
             .forward_backward(&mut device, &mut workspace, &mut source, microbatch, &mut sink)

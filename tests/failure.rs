@@ -22,12 +22,11 @@ use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
     Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
-    MicrobatchShape, ModelError, ParameterSource, Trainable,
+    MicrobatchShape, ModelError, ParameterSource, Tokens, Trainable,
 };
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
-use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::{Exchange, Inspect};
 
 use crate::support::outcome::{assert_same, files};
@@ -64,6 +63,7 @@ struct Fragile {
 }
 
 impl Trainable<Cpu> for Fragile {
+    type Sample = Tokens;
     type Workspace = <LanguageModel<Cpu> as Trainable<Cpu>>::Workspace;
 
     fn layout(&self) -> &Layout {
@@ -76,10 +76,6 @@ impl Trainable<Cpu> for Fragile {
 
     fn config_json(&self) -> serde_json::Value {
         Trainable::<Cpu>::config_json(&self.mamba)
-    }
-
-    fn vocab_size(&self) -> usize {
-        Trainable::<Cpu>::vocab_size(&self.mamba)
     }
 
     fn plan(
@@ -108,24 +104,26 @@ impl Trainable<Cpu> for Fragile {
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        let fatal = microbatch.tokens.contains(&FATAL_TOKEN);
+        let fatal = microbatch.samples.concat().contains(&FATAL_TOKEN);
         assert!(self.breaks != Breaks::Model || !fatal, "broken on purpose");
         self.mamba.forward_backward(device, workspace, parameters, microbatch, sink)
     }
 }
 
 /// Samples that are a function of their position.
-struct Tokens {
+struct Synthetic {
     breaks: Breaks,
     requested: Vec<u64>,
 }
 
-impl SampleSource for Tokens {
+impl SampleSource for Synthetic {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         self.requested.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         if self.requested.is_empty() {
             return Ok(None);
         }
@@ -140,7 +138,7 @@ impl SampleSource for Tokens {
         if fatal {
             tokens[3] = FATAL_TOKEN;
         }
-        Ok(Some(Sample { position, tokens }))
+        Ok(Some((position, tokens)))
     }
 
     fn set_wake(&mut self, _wake: Wake) {}
@@ -174,7 +172,7 @@ fn worker(
         abort: context.abort().clone(),
     };
     context.dataflow::<u64, _, _>(|scope| {
-        let source = Tokens { breaks, requested: Vec::new() };
+        let source = Synthetic { breaks, requested: Vec::new() };
         let reports = training.build(scope, source, None).reports;
         reports.exchange(|_| 2).inspect(move |report| {
             assert!(breaks != Breaks::OwnOperator || report.step < 3, "broken on purpose");

@@ -12,6 +12,7 @@
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`optimizers`] | so is a run of any optimizer, a user's own too, and of groups of parameters |
+//! | [`own_samples`] | so is a model of samples that are no tokens |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`versions`] | a data set may change under a run, which stays on the version that it began with |
 //! | [`upkeep`] | whatever ends an update, the newest version is whole, and of the other nothing stays |
@@ -50,6 +51,7 @@ mod kill_and_resume;
 mod listen;
 mod mixing;
 mod optimizers;
+mod own_samples;
 mod preparing;
 mod program;
 mod reading;

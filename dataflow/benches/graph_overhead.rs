@@ -25,12 +25,11 @@ use tidemill::kernels::Cpu;
 use tidemill::kernels::KernelError;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::{ScheduleName, ScheduleSettings};
-use tidemill::model::{Layout, Trainable};
+use tidemill::model::{Layout, Tokens, Trainable};
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
 use tidemill::parallel::Sharding;
-use tidemill::streaming_data::Sample;
 
 use bigram::Bigram;
 use idle::Idle;
@@ -46,12 +45,14 @@ fn random(seed: u64) -> u64 {
 struct Ready(VecDeque<u64>);
 
 impl SampleSource for Ready {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         self.0.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
-        let sample = |position| Sample { position, tokens: vec![position as u32 % 64, 5, 9] };
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
+        let sample = |position| (position, vec![position as u32 % 64, 5, 9]);
         Ok(self.0.pop_front().map(sample))
     }
 
@@ -64,7 +65,7 @@ fn rule() -> ScheduledRule<Cpu> {
 }
 
 /// Microseconds a step of `steps`.
-fn measure<M: Trainable<Cpu>>(
+fn measure<M: Trainable<Cpu, Sample = Tokens>>(
     workers: usize,
     steps: u64,
     model: fn() -> M,

@@ -11,6 +11,7 @@
 //!
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
+//! - [`EmbeddedRun`]: the same for workers of a `timely::execute` of one's own;
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;
 //! - [`progress`]: say what a thread does, so that one that stands still is noticed and named;
 //! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: what went wrong, and whether to restart;
@@ -42,6 +43,7 @@ mod channel;
 mod classified;
 mod control;
 mod data_socket;
+mod embedded;
 mod error;
 mod execute;
 mod exit_class;
@@ -67,6 +69,7 @@ use std::time::Duration;
 
 pub use abort::Abort;
 pub use classified::Classified;
+pub use embedded::EmbeddedRun;
 pub(crate) use error::unshared;
 pub use error::{Actor, ClusterError, Peer, SharedError};
 pub use execute::{Cluster, WorkerContext, execute};

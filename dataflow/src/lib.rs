@@ -23,7 +23,7 @@
 //! # Glossary
 //!
 //! *step*: one optimizer update, and the timestamp. *position*: place in the endless canonical order.
-//! *sample*: `seq_len + 1` tokens. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
+//! *sample*: `seq_len + 1` tokens, or what else a model is trained on. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
 //! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
 //! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
 //! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *chunk*: the part of a

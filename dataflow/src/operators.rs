@@ -19,6 +19,7 @@
 //! | module | verb |
 //! |---|---|
 //! | [`samples`] | cuts samples in canonical order into grains, reading ahead |
+//! | [`table_samples`] | rows of Parquet files, whatever their columns, as samples |
 //! | [`forward_backward`] | computes losses and gradients on a device |
 //! | [`reduce`] | sums gradients over all lanes, at their owners |
 //! | [`optimize`] | clips and updates what is owned; reports each step |
@@ -52,11 +53,13 @@ pub mod optimize;
 pub mod owned;
 pub mod plan;
 pub mod reduce;
+pub(crate) mod requests;
 pub mod sample_names;
 pub mod samples;
 pub mod snapshot;
 mod span;
 pub mod stream_data;
+pub mod table_samples;
 pub mod ticket;
 pub mod train;
 
@@ -82,6 +85,7 @@ pub use sample_names::{SampleName, SampleNames};
 pub use samples::{Grain, SampleSource, Samples, Wake};
 pub use snapshot::Snapshot;
 pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
+pub use table_samples::TableSamples;
 pub use ticket::{Ready, Ticket};
 pub use train::{Training, TrainingLoop, TrainingStreams};
 

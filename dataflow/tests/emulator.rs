@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use harness::{Outcome, Run, Subject};
 use lane_owner::worker_of;
-use lookup::{Lookup, STUCK_TOKEN};
+use lookup::{Lookup, STUCK_TOKEN, VOCAB};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::emulator::{
@@ -143,7 +143,8 @@ fn a_device_that_never_returns_is_named(workers: usize, processes: usize) {
         let (mut model, gate) = (Lookup::new(), run.gate.clone());
         model.stuck = Some(Arc::new(move || gate.wait()));
         let (model, backend) = (Arc::new(model), Arc::clone(&backend));
-        let subject = Subject { backend, others: Vec::new(), model, chunk_elements: 70 };
+        let (others, vocab_size) = (Vec::new(), VOCAB);
+        let subject = Subject { backend, others, model, vocab_size, chunk_elements: 70 };
         // Kernels are compiled when they are first used, which may take longer.
         let warm = Run { steps: 1, poison: None, step_deadline: None, ..run.clone() };
         warm.run_on(&subject).unwrap_or_else(|error| panic!("{}", error.with_causes()));
@@ -204,7 +205,8 @@ fn least_memory(sharding: Sharding, processes: usize) -> usize {
         let device = || Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes)));
         let others = (1..4).map(|_| device()).collect();
         let (backend, model) = (device(), Arc::clone(&model));
-        let subject = Subject { backend, others, model, chunk_elements: 70 };
+        let vocab_size = model.vocab_size();
+        let subject = Subject { backend, others, model, vocab_size, chunk_elements: 70 };
         let run = Run { workers: 4, samples: 4, lanes: 4, steps: 1, sharding, ..Run::default() };
         let run = Run { bucket_elements: 1, processes, library, ..run };
         match run.run_on(&subject) {
@@ -248,7 +250,8 @@ fn crossed(run: &Run, blocks: usize) -> (Crossed, [u64; 2]) {
         let device = |emulator| Arc::new(Gpu::<Emulator, Bf16>::new(emulator));
         let mut devices = emulators.into_iter().map(device);
         let (backend, model) = (devices.next().expect("a worker"), Arc::clone(&model));
-        let subject = Subject { backend, others: devices.collect(), model, chunk_elements: 70 };
+        let (others, vocab_size) = (devices.collect(), model.vocab_size());
+        let subject = Subject { backend, others, model, vocab_size, chunk_elements: 70 };
         let run = Run { steps, ..run.clone() };
         run.run_on(&subject).unwrap_or_else(|error| panic!("{}", error.with_causes()));
         let sum = |bytes: fn(&HostTraffic) -> u64| traffic.iter().map(|of| bytes(of)).sum::<u64>();

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock};
 
-use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
+use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN, VOCAB};
 use harness::{Grains, Outcome, Rule, Run, State, Subject, random};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::{Cpu, FloatEnvironment};
@@ -25,7 +25,8 @@ use tidemill::parallel::Sharding;
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
 fn bigram() -> Subject<Cpu, Bigram> {
     let backend = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
-    Subject { backend, others: Vec::new(), model: Arc::new(Bigram::new()), chunk_elements: 20 }
+    let (others, model) = (Vec::new(), Arc::new(Bigram::new()));
+    Subject { backend, others, model, vocab_size: VOCAB, chunk_elements: 20 }
 }
 
 impl Run {

@@ -29,7 +29,8 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::lease::Lease;
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// What forward and backward of one block are given.
 pub struct BlockPass<'a, B: Backend> {

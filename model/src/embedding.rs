@@ -10,7 +10,8 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::lease::Lease;
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// A table with one row for each token, or for each position: `out[row] = table[index[row]]`.
 #[derive(Clone, Debug)]

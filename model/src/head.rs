@@ -19,7 +19,8 @@ use crate::block::ResidualGradient;
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::norm::{Norm, NormPass, NormScratch};
-use crate::trainable::{Device, GradientSink, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::{Device, GradientSink};
 
 /// A final norm and a table of one row for each token.
 #[derive(Clone, Debug)]

@@ -38,7 +38,8 @@ use crate::lease::Lease;
 use crate::parameter_list::ParameterList;
 use crate::parameter_source::{Direction, ParameterSource};
 use crate::parameters::Parameters;
-use crate::trainable::{Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Trainable};
+use crate::sample::{Microbatch, MicrobatchShape, Tokens};
+use crate::trainable::{Device, GradientSink, GrainLoss, Trainable};
 pub(crate) use block_list::{BlockList, SharedMemory};
 
 /// A language model on a backend.
@@ -310,6 +311,7 @@ impl<B: Backend> LanguageModel<B> {
 }
 
 impl<B: Backend> Trainable<B> for LanguageModel<B> {
+    type Sample = Tokens;
     type Workspace = Workspace<B>;
 
     fn layout(&self) -> &Layout {
@@ -322,10 +324,6 @@ impl<B: Backend> Trainable<B> for LanguageModel<B> {
 
     fn config_json(&self) -> Value {
         self.config_json.clone()
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.head.vocab_size
     }
 
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace> {

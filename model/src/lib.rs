@@ -1,7 +1,7 @@
 //! What is trained: models as ordered lists of blocks over one flat arena of parameters.
 //!
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
-//!   [`Trainable`].
+//!   [`Trainable`], for a [`sample`](mod@sample) of its own kind.
 //! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model gets them block by
 //!   block as a [`lease`] of a [`parameter_source`]; [`parameters`] are what of them is on a device.
 //! - [`language_model`] is what families share: an embedding, a list of [`block`](mod@block)s, a [`head`], losses grain by
@@ -13,6 +13,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "ndarray")]
+pub mod arrays;
 pub mod block;
 pub mod blueprint;
 pub mod embedding;
@@ -38,6 +40,7 @@ pub mod parameter_list;
 pub mod parameter_source;
 pub mod parameters;
 pub mod preset;
+pub mod sample;
 pub mod schedule;
 pub mod score;
 pub mod settings;
@@ -59,5 +62,6 @@ pub use mamba::MambaConfig;
 pub use mpt::MptConfig;
 pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
 pub use parameters::{JoinRoom, MasterPlace, Parameters};
+pub use sample::{Microbatch, MicrobatchShape, Sample, Tokens};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
-pub use trainable::{Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Trainable};
+pub use trainable::{Device, GradientSink, GrainLoss, Trainable};

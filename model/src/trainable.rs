@@ -5,15 +5,15 @@
 //! workers, lanes or sharding. What it must promise for the weights to be the same to the bit everywhere:
 //!
 //! - a sample's loss and data gradients depend on nothing else in the microbatch;
-//! - gradients of parameters are formed per grain from +0.0, of the *sum* of token losses, and added
+//! - gradients of parameters are formed per grain from +0.0, of the *sum* of losses, and added
 //!   to the sink's accumulators grain by grain, in order.
 
-use tidemill_kernels::shape::{GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, SliceMut};
 
 use crate::error::Result;
 use crate::layout::Layout;
 use crate::parameter_source::ParameterSource;
+use crate::sample::{Microbatch, MicrobatchShape, Sample};
 
 /// A backend and the device stream that a model enqueues its kernels on.
 pub struct Device<'a, B: Backend> {
@@ -23,74 +23,15 @@ pub struct Device<'a, B: Backend> {
     pub stream: &'a mut B::DeviceStream,
 }
 
-/// The shape of a microbatch: of the one at hand, or of the largest that a workspace must hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MicrobatchShape {
-    /// b, samples at most.
-    pub samples: usize,
-    /// t, positions of each sample.
-    pub positions: usize,
-    /// Samples of every grain but perhaps the last.
-    pub samples_per_grain: usize,
-}
-
-impl MicrobatchShape {
-    /// b and t.
-    ///
-    /// # Errors
-    /// A size of zero.
-    pub fn sequences(self) -> Result<SequenceShape> {
-        Ok(SequenceShape::new(self.samples, self.positions)?)
-    }
-
-    /// The rows, b * t, and how they divide into grains.
-    ///
-    /// # Errors
-    /// A size of zero.
-    pub fn grain_rows(self) -> Result<GrainRows> {
-        let rows = self.sequences()?.rows();
-        Ok(GrainRows::new(rows, self.samples_per_grain.saturating_mul(self.positions))?)
-    }
-}
-
-/// Consecutive samples of one lane: a whole number of grains, the last of which may be short.
-#[derive(Clone, Copy, Debug)]
-pub struct Microbatch<'a> {
-    /// `tokens[b, t + 1]`: inputs are columns `0..t`, targets are columns `1..=t`.
-    ///
-    /// [`IGNORED_TARGET`](tidemill_kernels::IGNORED_TARGET) fills the end of samples that are shorter than others: as a target
-    /// it is not counted, as an input it reads as token 0.
-    pub tokens: &'a [u32],
-    /// b, samples.
-    pub samples: usize,
-    /// t, positions.
-    pub positions: usize,
-    /// Samples of every grain but perhaps the last.
-    pub samples_per_grain: usize,
-    /// The token that ends a document, where documents see nothing of each other: as an input it is the last of its document,
-    /// and its target, which begins the next, is not counted. `None`: a sample is one document.
-    pub document_end: Option<u32>,
-}
-
-impl Microbatch<'_> {
-    /// The shape.
-    pub fn shape(&self) -> MicrobatchShape {
-        let Self { samples, positions, samples_per_grain, .. } = *self;
-        MicrobatchShape { samples, positions, samples_per_grain }
-    }
-
-    /// The number of grains.
-    pub fn grains(&self) -> usize {
-        self.samples.div_ceil(self.samples_per_grain)
-    }
-}
-
 /// What one grain adds to the loss of its lane.
+///
+/// A model of tokens counts those that it predicts, with losses in nats. Another counts what its mean loss is over, such as
+/// samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GrainLoss {
-    /// The sum of the losses of counted tokens, in nats, added in row order.
+    /// The sum of the losses of what is counted, added in row order.
     pub loss_sum: f64,
-    /// The number of counted tokens.
+    /// The number of counted tokens, or of what else is counted.
     pub tokens: u64,
 }
 
@@ -110,6 +51,9 @@ pub trait GradientSink<B: Backend> {
 
 /// A model that the training graph can train on backend `B`.
 pub trait Trainable<B: Backend>: Send + Sync + 'static {
+    /// What it is trained on: [`Tokens`](crate::sample::Tokens), or a type of the model's own.
+    type Sample: Sample;
+
     /// Activations and scratch for microbatches up to a planned shape.
     type Workspace: Send;
 
@@ -123,9 +67,6 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// there is one.
     fn config_json(&self) -> serde_json::Value;
 
-    /// The number of tokens of the vocabulary: inputs and targets lie below it.
-    fn vocab_size(&self) -> usize;
-
     /// Allocates everything that microbatches up to `shape` need.
     ///
     /// # Errors
@@ -135,7 +76,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// The counted tokens of a microbatch, where they can be told without computing it: they are those that its losses come with.
     /// The optimizer divides by those of the whole step; where it is told them before, it forms mean gradients while the rest of the
     /// backward pass still runs.
-    fn counted_tokens(&self, microbatch: Microbatch<'_>) -> Option<u64> {
+    fn counted_tokens(&self, microbatch: Microbatch<'_, Self::Sample>) -> Option<u64> {
         let _ = microbatch;
         None
     }
@@ -143,13 +84,13 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// The losses of a microbatch, grain by grain. It enters the blocks of `parameters` forward.
     ///
     /// # Errors
-    /// Tokens outside the vocabulary, or a device that fails.
+    /// Samples that it cannot take, such as tokens outside its vocabulary, or a device that fails.
     fn forward(
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
         parameters: &mut dyn ParameterSource<B>,
-        microbatch: Microbatch<'_>,
+        microbatch: Microbatch<'_, Self::Sample>,
     ) -> Result<Vec<GrainLoss>>;
 
     /// `so_far` and the losses of the next samples of the same grain, which are the one grain of `microbatch`: what a grain
@@ -165,7 +106,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
         parameters: &mut dyn ParameterSource<B>,
-        microbatch: Microbatch<'_>,
+        microbatch: Microbatch<'_, Self::Sample>,
         so_far: GrainLoss,
     ) -> Result<GrainLoss> {
         let pieces = self.forward(device, workspace, parameters, microbatch)?;
@@ -179,13 +120,13 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// then backward.
     ///
     /// # Errors
-    /// Tokens outside the vocabulary, a device that fails, or a sink that is gone.
+    /// Samples that it cannot take, a device that fails, or a sink that is gone.
     fn forward_backward(
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
         parameters: &mut dyn ParameterSource<B>,
-        microbatch: Microbatch<'_>,
+        microbatch: Microbatch<'_, Self::Sample>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>>;
 }

@@ -118,13 +118,8 @@ fn rotary_positions_begin_with_documents() {
             let shape = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
             let mut workspace = Trainable::plan(&model, device, shape).expect("fits");
             let mut source = parameters.source(model.layout());
-            let microbatch = Microbatch {
-                tokens: &tokens,
-                samples: 1,
-                positions,
-                samples_per_grain: 1,
-                document_end,
-            };
+            let microbatch =
+                Microbatch { samples: &[tokens], positions, samples_per_grain: 1, document_end };
             let rows = model.row_losses(device, &mut workspace, &mut source, microbatch);
             bits(&rows.expect("losses")[before..])
         })

@@ -3,7 +3,7 @@
 use tidemill::kernels::Cpu;
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    ModelError, ParameterSource, Tokens, Trainable,
 };
 
 /// So few that arithmetic does not show.
@@ -26,10 +26,11 @@ impl Idle {
 }
 
 fn losses(microbatch: Microbatch<'_>) -> Vec<GrainLoss> {
-    vec![GrainLoss { loss_sum: 1.0, tokens: 1 }; microbatch.grains()]
+    vec![GrainLoss { loss_sum: 1.0, tokens: 1 }; microbatch.grains().len()]
 }
 
 impl Trainable<Cpu> for Idle {
+    type Sample = Tokens;
     type Workspace = ();
 
     fn layout(&self) -> &Layout {
@@ -42,10 +43,6 @@ impl Trainable<Cpu> for Idle {
 
     fn config_json(&self) -> serde_json::Value {
         serde_json::json!({ "model_type": "idle" })
-    }
-
-    fn vocab_size(&self) -> usize {
-        1 << 20
     }
 
     fn plan(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<(), ModelError> {

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use timely::WorkerConfig;
@@ -30,9 +30,10 @@ use super::ClusterSettings;
 use super::abort::Abort;
 use super::control::Control;
 use super::data_socket::{DataSocket, Latch};
-use super::error::{Actor, ClusterError, Peer};
+use super::embedded::Workers;
+use super::error::{ClusterError, Peer};
 use super::failure::{Aborted, Failure};
-use super::progress::{self, Phase, Presence, Rhythm};
+use super::progress::Presence;
 use super::received::{Received, counted_memory};
 use super::rendezvous::{DataLink, meet};
 use super::timely_messages::Messages;
@@ -47,36 +48,30 @@ const LONGEST_PARK: Duration = Duration::from_millis(100);
 /// Its `step`, `step_or_park` and `step_while` hide those of the timely worker. Step through them
 /// only: a closure that loops over the timely worker's own does not notice that a peer has failed.
 pub struct WorkerContext<'a> {
-    worker: &'a mut Worker,
-    abort: Abort,
-    presence: Presence,
-    process: usize,
-    processes: usize,
-    of_process: OfProcess,
+    pub(super) worker: &'a mut Worker,
+    pub(super) of: Workers,
+    pub(super) presence: Presence,
 }
-
-/// Values that the workers of a process share, one of each type.
-type OfProcess = Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>;
 
 impl WorkerContext<'_> {
     /// The index of this process.
     pub fn process(&self) -> usize {
-        self.process
+        self.of.process
     }
 
     /// How many processes there are.
     pub fn processes(&self) -> usize {
-        self.processes
+        self.of.processes
     }
 
     /// The handle with which anything may end the run.
     pub fn abort(&self) -> &Abort {
-        &self.abort
+        &self.of.abort
     }
 
     /// The `T` that the workers of this process share while they run, made for the first of them that asks.
     pub fn of_process<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
-        let mut values = self.of_process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = self.of.of_process.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = values.iter().find_map(|value| Arc::clone(value).downcast().ok()) {
             return value;
         }
@@ -107,7 +102,7 @@ impl WorkerContext<'_> {
     /// # Errors
     /// [`Aborted`] once the run is aborted.
     pub fn step_while(&mut self, mut condition: impl FnMut() -> bool) -> Result<(), Aborted> {
-        self.abort.check()?;
+        self.of.abort.check()?;
         while condition() {
             self.step_or_park()?;
         }
@@ -119,7 +114,7 @@ impl WorkerContext<'_> {
     /// # Errors
     /// [`Aborted`] once the run is aborted.
     pub fn run_until_done(&mut self) -> Result<(), Aborted> {
-        self.abort.check()?;
+        self.of.abort.check()?;
         while self.worker.has_dataflows() {
             self.step_or_park()?;
         }
@@ -137,8 +132,8 @@ impl WorkerContext<'_> {
         name: &str,
         work: impl FnOnce() -> Result<R, Failure> + Send,
     ) -> Result<R, Failure> {
-        let who = Actor::Thread(format!("{name}-{}", self.worker.index()));
-        let presence = self.abort.board().join(who, Rhythm::Jobs);
+        let who = super::error::Actor::Thread(format!("{name}-{}", self.worker.index()));
+        let presence = self.of.abort.board().join(who, super::progress::Rhythm::Jobs);
         let worker = std::thread::current();
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || {
@@ -155,10 +150,10 @@ impl WorkerContext<'_> {
     }
 
     fn step_within(&mut self, park: Duration) -> Result<bool, Aborted> {
-        self.abort.check()?;
+        self.of.abort.check()?;
         let more = self.worker.step_or_park(Some(park));
         self.presence.turn();
-        self.abort.check()?;
+        self.of.abort.check()?;
         Ok(more)
     }
 }
@@ -282,18 +277,10 @@ impl Cluster {
                 builders
             }
         };
-        let workers_abort = abort.clone();
-        let processes = addresses.len().max(1);
-        let of_process = OfProcess::default();
+        let workers = Workers::new(abort.clone(), process, addresses.len().max(1));
         let started =
             execute_from(builders, Box::new(()), WorkerConfig::default(), move |worker| {
-                let abort = workers_abort.clone();
-                let presence = abort.board().join(Actor::Worker(worker.index()), Rhythm::Turns);
-                presence.begin();
-                let of_process = Arc::clone(&of_process);
-                let context =
-                    WorkerContext { worker, abort, presence, process, processes, of_process };
-                run_worker(context, &work)
+                workers.run(worker, &work)
             });
         let results = match started {
             Ok(guards) => {
@@ -381,28 +368,6 @@ where
     F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
 {
     Cluster::connect(settings)?.execute(work)
-}
-
-fn run_worker<R>(
-    mut context: WorkerContext<'_>,
-    work: &impl Fn(&mut WorkerContext<'_>) -> Result<R, Failure>,
-) -> Option<R> {
-    let abort = context.abort.clone();
-    let thread = std::thread::current();
-    abort.on_abort(move || thread.unpark());
-    let who = Actor::Worker(context.worker.index());
-    let result = abort.catch(who, || {
-        let result = work(&mut context)?;
-        context.run_until_done()?;
-        progress::enter(Phase::WaitingForEnd, progress::step());
-        Ok(result)
-    });
-    // Timely steps a worker for as long as it has dataflows. Operators that have panicked may
-    // panic again when they are dropped; that would be no news.
-    for dataflow in context.worker.installed_dataflows() {
-        let _ = catch_unwind(AssertUnwindSafe(|| context.worker.drop_dataflow(dataflow)));
-    }
-    result
 }
 
 /// What remains to be done once the workers of this process have ended.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_streaming_data::reader::{Decoder, Sample};
+use tidemill_model::Tokens;
+use tidemill_streaming_data::reader::Decoder;
 
 use super::legs::{Leg, Legs};
 use super::source::DecodedSamples;
@@ -85,17 +86,19 @@ impl LegSamples {
 }
 
 impl SampleSource for LegSamples {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         self.waiting.push_back(positions);
     }
 
-    fn poll(&mut self) -> std::result::Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> std::result::Result<Option<(u64, Tokens)>, Failure> {
         self.ask()?;
         let Some(reading) = &mut self.reading else { return Ok(None) };
-        let Some(sample) = reading.samples.poll()? else { return Ok(None) };
+        let Some((place, tokens)) = reading.samples.poll()? else { return Ok(None) };
         reading.due -= 1;
-        let position = sample.position - reading.leg.first_place() + reading.leg.start;
-        Ok(Some(Sample { position, ..sample }))
+        let position = place - reading.leg.first_place() + reading.leg.start;
+        Ok(Some((position, tokens)))
     }
 
     fn set_wake(&mut self, wake: Wake) {

@@ -1,38 +1,38 @@
 //! The data set's decoder as the graph's source of samples.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 
+use tidemill_model::Tokens;
 use tidemill_streaming_data::Mixture;
-use tidemill_streaming_data::reader::{Decoder, Reader, Sample};
+use tidemill_streaming_data::reader::{Decoder, Sample};
 
 use crate::cluster::Failure;
 use crate::error::JobError;
+use crate::operators::requests::Requests;
 use crate::operators::{SampleSource, Wake};
 
 /// Samples of one worker, decoded by its process's [`Decoder`].
 pub struct DecodedSamples {
-    decoder: Decoder,
+    mixture: Mixture,
     vocab_size: usize,
-    /// One reader for each request that is not exhausted, in order.
-    readers: VecDeque<Reader>,
-    wake: Arc<OnceLock<Wake>>,
+    requests: Requests<Sample>,
 }
 
 impl DecodedSamples {
     /// Samples from `decoder`, which may serve other workers too, for a model of `vocab_size` tokens.
     pub fn new(decoder: Decoder, vocab_size: usize) -> Self {
-        Self { decoder, vocab_size, readers: VecDeque::new(), wake: Arc::default() }
+        let mixture = decoder.mixture().clone();
+        let open =
+            move |positions, wake: Wake| decoder.reader_with_wake([positions], move || wake());
+        Self { mixture, vocab_size, requests: Requests::new(open) }
     }
 
     /// A data set without an index does not know its vocabulary; the model does.
-    fn check(&self, sample: Sample) -> Result<Sample, JobError> {
-        let outside = sample.tokens.iter().find(|&&token| token as usize >= self.vocab_size);
-        let Some(&token) = outside else { return Ok(sample) };
-        let (path, row) = origin(self.decoder.mixture(), sample.position);
+    fn check(&self, Sample { position, tokens }: Sample) -> Result<(u64, Tokens), JobError> {
+        let outside = tokens.iter().find(|&&token| token as usize >= self.vocab_size);
+        let Some(&token) = outside else { return Ok((position, tokens)) };
+        let (path, row) = origin(&self.mixture, position);
         Err(JobError::Token { path: path.to_owned(), row, token, vocab_size: self.vocab_size })
     }
 }
@@ -45,29 +45,18 @@ pub(super) fn origin(mixture: &Mixture, position: u64) -> (&Path, u64) {
 }
 
 impl SampleSource for DecodedSamples {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
-        let wake = Arc::clone(&self.wake);
-        let wake = move || {
-            if let Some(wake) = wake.get() {
-                wake();
-            }
-        };
-        self.readers.push_back(self.decoder.reader_with_wake([positions], wake));
+        self.requests.push(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
-        while let Some(reader) = self.readers.front_mut() {
-            match reader.try_next() {
-                Poll::Ready(Some(sample)) => return Ok(Some(self.check(sample?)?)),
-                Poll::Ready(None) => self.readers.pop_front(),
-                Poll::Pending => return Ok(None),
-            };
-        }
-        Ok(None)
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
+        let sample = self.requests.poll()?;
+        Ok(sample.map(|sample| self.check(sample)).transpose()?)
     }
 
     fn set_wake(&mut self, wake: Wake) {
-        // The graph sets it once, before it asks for anything.
-        let _ = self.wake.set(wake);
+        self.requests.set_wake(wake);
     }
 }

@@ -61,6 +61,38 @@ pub trait Checkpoint<'scope> {
     /// - Memory: chunks wait here for the writer thread, and credit comes back when it has written them: of each worker at most
     ///   `plan.window_bytes`.
     /// - Failure: an error of `sink` aborts the run.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static SLOPES: Mutex<Vec<f32>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let (updates, evaluation_losses, mut rest) = updated(scope, parts);
+    /// # let OptimizeStreams { updated, reports } = updates;
+    /// # let credits = rest.state_credits.take().expect("once");
+    /// # let present = updated.clone().gather(&rest.thread);
+    /// # let (thread, plan) = (&rest.thread, &rest.plan);
+    /// # let SnapshotStreams { state, taken } =
+    /// #     updated.snapshot(reports.clone(), credits, thread, plan);
+    /// // `Kept` is a `StateSink`: it keeps a parameter of every checkpoint.
+    /// let kept = Kept::default();
+    /// let slopes = Arc::clone(&kept.slopes);
+    /// let sink = (scope.index() == 0).then(|| Box::new(kept) as Box<dyn StateSink>);
+    /// let CheckpointStreams { done, state_credits } =
+    ///     state.checkpoint(reports.clone(), sink, thread, plan);
+    /// done.inspect(move |done| {
+    ///     println!("the checkpoint after {} updates is complete", done.step);
+    ///     *SLOPES.lock().expect("no panic") = slopes.lock().expect("no panic").clone();
+    /// });
+    /// # rest.loops.close(LoopEnds { present, reports, taken, state_credits, evaluation_losses });
+    /// # })?;
+    /// // After two of four steps. The points are those of a slope of 3.
+    /// let slopes = SLOPES.lock().expect("no panic");
+    /// assert!(slopes.len() == 2 && slopes[0] < slopes[1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn checkpoint(
         self,
         reports: StreamVec<'scope, u64, StepReport>,

@@ -1,5 +1,7 @@
 //! What breaks the contracts of the graph's operators.
 
+use std::ops::Range;
+
 use tidemill_collective::ChunkHeader;
 
 use crate::cluster::{Classified, ExitClass};
@@ -82,14 +84,24 @@ pub enum GraphError {
         /// The position that came.
         found: u64,
     },
-    /// A sample of another length than the plan's.
-    #[error("the sample at position {position} has {found} tokens, expected {expected}")]
-    SampleLength {
-        /// Its position.
-        position: u64,
-        /// Tokens of each sample.
+    /// Rows of a table that did not become one sample each.
+    #[error("the rows at positions {positions:?} became {found} samples, expected {expected}")]
+    Rows {
+        /// Their positions in the canonical order.
+        positions: Range<u64>,
+        /// Rows.
         expected: usize,
-        /// Tokens of this one.
+        /// Samples that were made of them.
+        found: usize,
+    },
+    /// A sample of another length than the plan's.
+    #[error("the sample at position {position} is {found} positions long, expected {expected}")]
+    SampleLength {
+        /// Its position in the canonical order.
+        position: u64,
+        /// Positions of each sample, as the plan says.
+        expected: usize,
+        /// Positions of this one.
         found: usize,
     },
     /// A model that does not do what a [`Trainable`](tidemill_model::Trainable) does.
@@ -177,7 +189,8 @@ impl Classified for GraphError {
     fn exit_class(&self) -> ExitClass {
         match self {
             // Arguments of the caller, which will be the same again.
-            Self::InitialState { .. }
+            Self::Rows { .. }
+            | Self::InitialState { .. }
             | Self::InitialStates { .. }
             | Self::TensorsAreCut
             | Self::ForeignEnd { .. }

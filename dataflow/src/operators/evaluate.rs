@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::FloatEnvironment;
+use tidemill_model::{Sample, Tokens};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::Operator;
@@ -34,27 +35,27 @@ pub struct EvaluationReport {
 }
 
 /// An evaluation of a run: when it is due, and the samples that it reads each time, from the first.
-pub struct Evaluation {
+pub struct Evaluation<S = Tokens> {
     pub(super) plan: EvaluationPlan,
-    pub(super) source: Box<dyn SampleSource>,
+    pub(super) source: Box<dyn SampleSource<Sample = S>>,
 }
 
-impl Evaluation {
+impl<S: Sample> Evaluation<S> {
     /// The evaluation that `plan` says, of samples of `source`, which is asked for those of one worker's grains.
-    pub fn new(plan: EvaluationPlan, source: impl SampleSource) -> Self {
+    pub fn new(plan: EvaluationPlan, source: impl SampleSource<Sample = S>) -> Self {
         Self { plan, source: Box::new(source) }
     }
 }
 
 /// This worker's grains of each evaluation that is due, all of which will come: only
 /// [`EvaluationSamples`] makes them.
-pub struct EvaluationGrains<'scope> {
+pub struct EvaluationGrains<'scope, S = Tokens> {
     pub(super) plan: EvaluationPlan,
-    pub(super) grains: StreamVec<'scope, u64, Grain>,
+    pub(super) grains: StreamVec<'scope, u64, Grain<S>>,
 }
 
 /// Which grains of an evaluation to ask for and to give.
-struct EvaluationCutter {
+struct EvaluationCutter<S> {
     evaluation: EvaluationPlan,
     plan: Arc<TrainingPlan>,
     grains: Range<usize>,
@@ -62,12 +63,12 @@ struct EvaluationCutter {
     running: Option<u64>,
     /// The first grain that was not asked for, the next one to give, and how many came back.
     requested: usize,
-    next: Grain,
+    next: Grain<S>,
     evaluated: usize,
     last: bool,
 }
 
-impl EvaluationCutter {
+impl<S> EvaluationCutter<S> {
     fn new(evaluation: EvaluationPlan, plan: Arc<TrainingPlan>, grains: Range<usize>) -> Self {
         let next = Grain { step: 0, lane: 0, grain: grains.start, samples: Vec::new() };
         let last = plan.first_step >= plan.steps || grains.is_empty();
@@ -101,7 +102,7 @@ impl EvaluationCutter {
         self.running.is_some() && self.next.grain < self.requested
     }
 
-    fn push(&mut self, sample: tidemill_streaming_data::reader::Sample) -> Option<Grain> {
+    fn push(&mut self, sample: S) -> Option<Grain<S>> {
         let range = self.evaluation.grain(&self.plan.batch, self.next.grain);
         self.next.samples.push(sample);
         if (self.next.samples.len() as u64) < range.end - range.start {
@@ -125,29 +126,62 @@ pub trait EvaluationSamples<'scope> {
     /// - Input: `reports` says when an evaluation is due, `losses` what was evaluated; neither has a path to the output.
     /// - Memory: two microbatches of samples.
     /// - Failure: an error of the source aborts the run.
-    fn evaluation_samples(
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let Started { grains, mut inputs, compute, evaluated, mut rest } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
+    /// let due = EvaluationPlan {
+    ///     samples: samples.expect("not 0"),
+    ///     every_steps: every_steps.expect("not 0"),
+    /// };
+    /// // What is evaluated and when is one argument: an evaluation that is due has samples.
+    /// let evaluation = Evaluation::new(due, Points::default());
+    /// let reports = inputs.reports.clone();
+    /// let grains_to_evaluate =
+    ///     scope.evaluation_samples(evaluation, reports, evaluated, &plan, &abort);
+    /// inputs.evaluations = Some(grains_to_evaluate);
+    /// # let streams = grains.forward_backward(inputs, compute, &plan, &abort);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = streams;
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// # let reports = evaluation_losses.clone().evaluate(due, &plan, &abort);
+    /// # reports.inspect(|report| LOSSES.lock().expect("no panic").push(report.loss));
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// # assert_eq!(LOSSES.lock().expect("no panic").len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn evaluation_samples<S: Sample>(
         self,
-        evaluation: Evaluation,
+        evaluation: Evaluation<S>,
         reports: StreamVec<'scope, u64, StepReport>,
         losses: StreamVec<'scope, u64, EvaluationLoss>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> EvaluationGrains<'scope>;
+    ) -> EvaluationGrains<'scope, S>;
 }
 
 impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
-    fn evaluation_samples(
+    fn evaluation_samples<S: Sample>(
         self,
-        evaluation: Evaluation,
+        evaluation: Evaluation<S>,
         reports: StreamVec<'scope, u64, StepReport>,
         losses: StreamVec<'scope, u64, EvaluationLoss>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> EvaluationGrains<'scope> {
+    ) -> EvaluationGrains<'scope, S> {
         let Evaluation { plan: evaluation, mut source } = evaluation;
         let mut builder = OperatorBuilder::new("EvaluationSamples".to_owned(), self);
-        let (output, grains) = builder.new_output::<Vec<Grain>>();
-        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Grain>>>::from(output);
+        let (output, grains) = builder.new_output::<Vec<Grain<S>>>();
+        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
         let no_path = [(0, Antichain::new())];
         let mut reports = builder.new_input_connection(reports, Pipeline, no_path.clone());
         let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
@@ -158,7 +192,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
         builder.build(move |mut capabilities| {
             let mut capability = capabilities.pop();
             move |_frontiers| {
-                let mut turn = |cutter: &mut EvaluationCutter| -> Result<(), Failure> {
+                let mut turn = |cutter: &mut EvaluationCutter<S>| -> Result<(), Failure> {
                     losses.for_each(|_time, losses| cutter.evaluated += losses.len());
                     reports.for_each(|_time, reports| {
                         for report in reports.drain(..) {
@@ -175,7 +209,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                     if let Some(held) = &capability {
                         let mut session = output.session(held);
                         while cutter.expects_sample() {
-                            let Some(sample) = source.poll()? else { break };
+                            let Some((_, sample)) = source.poll()? else { break };
                             progress::moved();
                             cutter.push(sample).into_iter().for_each(|grain| session.give(grain));
                         }
@@ -203,6 +237,39 @@ pub trait Evaluate<'scope> {
     /// - Input: the losses of all grains, exchanged to worker 0.
     /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let Started { grains, mut inputs, compute, evaluated, mut rest } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// # let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
+    /// # let due = EvaluationPlan {
+    /// #     samples: samples.expect("not 0"),
+    /// #     every_steps: every_steps.expect("not 0"),
+    /// # };
+    /// # let evaluation = Evaluation::new(due, Points::default());
+    /// # let reports = inputs.reports.clone();
+    /// # let to_evaluate = scope.evaluation_samples(evaluation, reports, evaluated, &plan, &abort);
+    /// # inputs.evaluations = Some(to_evaluate);
+    /// # let streams = grains.forward_backward(inputs, compute, &plan, &abort);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = streams;
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// let evaluations = evaluation_losses.clone().evaluate(due, &plan, &abort);
+    /// evaluations.inspect(|report| LOSSES.lock().expect("no panic").push(report.loss));
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// // After two of four steps, on worker 0.
+    /// let losses = LOSSES.lock().expect("no panic");
+    /// assert!(losses.len() == 2 && losses[1] < losses[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn evaluate(
         self,
         evaluation: EvaluationPlan,

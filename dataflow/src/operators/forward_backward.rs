@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
-use tidemill_model::Trainable;
+use tidemill_model::{Sample, Tokens, Trainable};
 use timely::PartialOrder;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::StreamVec;
@@ -99,13 +99,13 @@ pub struct Compute<B: Backend, M> {
 }
 
 /// What comes back to [`ForwardBackward`] from the optimizer, and grains to evaluate.
-pub struct ForwardBackwardInputs<'scope> {
+pub struct ForwardBackwardInputs<'scope, S = Tokens> {
     /// The buckets whose updated parameters are there: of `gather`.
     pub present: StreamVec<'scope, u64, Ticket>,
     /// This worker's reports.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// Grains to evaluate, where anything is.
-    pub evaluations: Option<EvaluationGrains<'scope>>,
+    pub evaluations: Option<EvaluationGrains<'scope, S>>,
 }
 
 /// What [`ForwardBackward`] gives.
@@ -120,8 +120,8 @@ pub struct ForwardBackwardStreams<'scope> {
     pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
 }
 
-/// Trains on grains.
-pub trait ForwardBackward<'scope> {
+/// Trains on grains of samples `S`.
+pub trait ForwardBackward<'scope, S> {
     /// Forward and backward over this worker's lanes.
     ///
     /// # Contract
@@ -138,9 +138,35 @@ pub trait ForwardBackward<'scope> {
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
-    fn forward_backward<B: Backend, M: Trainable<B>>(
+    ///
+    /// # Example
+    /// The losses of lanes are tapped on their way.
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LANES: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let Started { grains, inputs, compute, mut rest, .. } = start(scope, parts);
+    /// # let (plan, abort) = (Arc::clone(&rest.plan), rest.abort.clone());
+    /// let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } =
+    ///     grains.forward_backward(inputs, compute, &plan, &abort);
+    /// let losses = losses.inspect(|lane| {
+    ///     println!("step {}, lane {}: {}", lane.step, lane.lane, lane.loss_sum);
+    ///     LANES.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let summed = ready.reduce(&rest.thread);
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &plan);
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// // Two in each of four steps, one on each worker.
+    /// assert_eq!(LANES.load(Ordering::Relaxed), 4 * 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn forward_backward<B: Backend, M: Trainable<B, Sample = S>>(
         self,
-        inputs: ForwardBackwardInputs<'scope>,
+        inputs: ForwardBackwardInputs<'scope, S>,
         compute: Compute<B, M>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
@@ -155,11 +181,11 @@ struct Held {
 }
 
 /// Everything between the operator's ports.
-struct State {
-    schedule: DeviceSchedule,
-    device: Companion<Computation, DeviceReply>,
+struct State<S> {
+    schedule: DeviceSchedule<S>,
+    device: Companion<Computation<S>, DeviceReply>,
     /// Tells what lanes count: of several workers.
-    counting: Option<Counting>,
+    counting: Option<Counting<S>>,
     steps: BTreeMap<u64, Held>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
@@ -173,10 +199,10 @@ enum Running {
     Evaluating(u64),
 }
 
-impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
-    fn forward_backward<B: Backend, M: Trainable<B>>(
+impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Grain<S>> {
+    fn forward_backward<B: Backend, M: Trainable<B, Sample = S>>(
         self,
-        inputs: ForwardBackwardInputs<'scope>,
+        inputs: ForwardBackwardInputs<'scope, S>,
         compute: Compute<B, M>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
@@ -223,7 +249,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
         builder.build(move |capabilities| {
             drop(capabilities);
             move |frontiers| {
-                let mut turn = |state: &mut State| -> Result<(), Failure> {
+                let mut turn = |state: &mut State<S>| -> Result<(), Failure> {
                     let (mut result, mut counted) = (Ok(()), Vec::new());
                     reports.for_each(|_time, reports| {
                         reports.drain(..).for_each(|report| state.report(&report));
@@ -312,7 +338,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
     }
 }
 
-fn check_time(grain: &Grain, time: u64) -> Result<(), Failure> {
+fn check_time<S>(grain: &Grain<S>, time: u64) -> Result<(), Failure> {
     if grain.step == time {
         return Ok(());
     }
@@ -322,8 +348,8 @@ fn check_time(grain: &Grain, time: u64) -> Result<(), Failure> {
     Err(GraphError::Grain { step: time + 1, lane, grain, expected, found }.into())
 }
 
-impl State {
-    fn start<B: Backend, M: Trainable<B>>(
+impl<S: Sample> State<S> {
+    fn start<B: Backend, M: Trainable<B, Sample = S>>(
         compute: Compute<B, M>,
         plan: &Arc<TrainingPlan>,
         evaluation: Option<EvaluationPlan>,
@@ -364,7 +390,7 @@ impl State {
     }
 
     /// Takes a grain of training; answers what its lane counts, once all of that is there.
-    fn grain(&mut self, grain: Grain) -> Result<Option<LaneTokens>, Failure> {
+    fn grain(&mut self, grain: Grain<S>) -> Result<Option<LaneTokens>, Failure> {
         let grain = self.schedule.grain(grain)?;
         Ok(grain.and_then(|grain| self.counting.as_mut()?.grain(grain)))
     }

@@ -18,6 +18,26 @@ pub trait Gather<'scope> {
     /// - Failure: a worker that is gone aborts the run.
     ///
     /// [`Communicator`]: tidemill_collective::communicator::Communicator
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static PRESENT: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let (updates, evaluation_losses, rest) = updated(scope, parts);
+    /// # let (updated, thread) = (updates.updated.clone(), &rest.thread);
+    /// let present = updated.gather(thread).inspect(|ticket| {
+    ///     println!("bucket {} is there for step {}", ticket.bucket, ticket.step + 1);
+    ///     PRESENT.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # rest.close_with(present, updates, evaluation_losses);
+    /// # })?;
+    /// // One bucket in each of four steps, on both workers.
+    /// assert_eq!(PRESENT.load(Ordering::Relaxed), 4 * 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     fn gather(self, thread: &OptimizerThread) -> Self;
 }

@@ -47,6 +47,26 @@ pub trait Measure<'scope> {
     /// - Never blocks, and no device waits: times are read when the step's parameters are on their way. Only a worker that owns
     ///   nothing may wait for its device then, on the optimizer thread, which has nothing else to do.
     /// - Failure: a device that fails aborts the run.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static BYTES: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let (updates, evaluation_losses, rest) = updated(scope, parts);
+    /// # let (updated, thread) = (updates.updated.clone(), &rest.thread);
+    /// let present = updated.gather(thread);
+    /// present.clone().measure(thread).inspect(|report| {
+    ///     BYTES.fetch_add(report.communication.bytes_from_memory, Ordering::Relaxed);
+    /// });
+    /// # rest.close_with(present, updates, evaluation_losses);
+    /// # })?;
+    /// // The workers have read each other's gradients.
+    /// assert!(BYTES.load(Ordering::Relaxed) > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn measure(self, thread: &OptimizerThread) -> StreamVec<'scope, u64, CommunicationReport>;
 }
 

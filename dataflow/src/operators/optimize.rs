@@ -113,6 +113,34 @@ pub trait Optimize<'scope> {
     /// - After a cut a bucket is updated again only once its state was taken.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # run(|scope, parts| {
+    /// # let (computed, rest) = computed(scope, parts);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = computed;
+    /// # let mut rest = rest;
+    /// # let taken = rest.taken.take().expect("once");
+    /// # let (thread, plan, pace) = (&rest.thread, &rest.plan, &rest.pace);
+    /// let inputs = OptimizeInputs { counted, losses, taken };
+    /// let OptimizeStreams { updated, reports } =
+    ///     ready.reduce(thread).optimize(inputs, pace, thread, plan);
+    /// let is_first = reports.scope().index() == 0;
+    /// let reports = reports.inspect(move |report| {
+    ///     if is_first {
+    ///         LOSSES.lock().expect("no panic").push(report.loss);
+    ///     }
+    /// });
+    /// # rest.close(OptimizeStreams { updated, reports }, evaluation_losses);
+    /// # })?;
+    /// let losses = LOSSES.lock().expect("no panic");
+    /// assert!(losses.len() == 4 && losses[3] < losses[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn optimize(
         self,
         inputs: OptimizeInputs<'scope>,

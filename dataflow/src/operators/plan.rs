@@ -26,7 +26,7 @@ pub struct TrainingPlan {
     pub chunks: ChunkPlan,
     /// Its chunks in buckets; never numerics.
     pub buckets: BucketPlan,
-    /// t, positions of each sample; a sample has one token more.
+    /// t, positions of each [`Sample`](tidemill_model::Sample): of tokens one less than these, and 1 of what is no sequence.
     pub positions: usize,
     /// The token that ends a document, where documents see nothing of each other.
     pub document_end: Option<u32>,

@@ -19,6 +19,29 @@ pub trait Reduce<'scope> {
     /// - Failure: lanes that are missing or come twice, or a worker that is gone, abort the run.
     ///
     /// [`Communicator`]: tidemill_collective::communicator::Communicator
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static SUMMED: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let (computed, mut rest) = computed(scope, parts);
+    /// # let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } = computed;
+    /// # let inputs = rest.optimize_inputs(counted, losses);
+    /// # let thread = &rest.thread;
+    /// let summed = ready.reduce(thread).inspect(|ticket| {
+    ///     println!("step {}: bucket {} is summed", ticket.step, ticket.bucket);
+    ///     SUMMED.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let updates = summed.optimize(inputs, &rest.pace, &rest.thread, &rest.plan);
+    /// # rest.close(updates, evaluation_losses);
+    /// # })?;
+    /// // One bucket in each of four steps, on both workers.
+    /// assert_eq!(SUMMED.load(Ordering::Relaxed), 4 * 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     fn reduce(self, thread: &OptimizerThread) -> StreamVec<'scope, u64, Ticket>;
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_streaming_data::reader::Sample;
+use tidemill_model::{Sample, Tokens};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;
@@ -19,7 +19,7 @@ use crate::cluster::{Abort, Actor, Failure};
 
 /// Consecutive samples of one lane: what gradients are formed over. Grains stay on their worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grain {
+pub struct Grain<S = Tokens> {
     /// The step, from 0: updates done before it. For an evaluation, updates done.
     pub step: u64,
     /// The lane.
@@ -27,7 +27,7 @@ pub struct Grain {
     /// The grain's index in its lane.
     pub grain: usize,
     /// The samples, in canonical order.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<S>,
 }
 
 /// What a [`SampleSource`] calls, from any thread, when it may have more samples.
@@ -35,27 +35,32 @@ pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Samples by their position in the endless canonical order, decoded ahead by someone else.
 pub trait SampleSource: 'static {
+    /// What the model is trained on.
+    type Sample: Sample;
+
     /// Asks for the samples at `positions` after those asked for before. Returns at once; what was asked for
     /// bounds the source's memory.
     fn request(&mut self, positions: Range<u64>);
 
-    /// The next of the samples that were asked for, in order, or `None` where it is not decoded yet.
+    /// The next of the samples that were asked for, in order, with its position; `None` where it is not decoded yet.
     /// Never blocks.
     ///
     /// # Errors
     /// Data that cannot be read; the run ends.
-    fn poll(&mut self) -> Result<Option<Sample>, Failure>;
+    fn poll(&mut self) -> Result<Option<(u64, Self::Sample)>, Failure>;
 
     /// `wake` is to be called whenever [`poll`](Self::poll) might answer a sample after it answered `None`.
     fn set_wake(&mut self, wake: Wake);
 }
 
-impl SampleSource for Box<dyn SampleSource> {
+impl<S: Sample> SampleSource for Box<dyn SampleSource<Sample = S>> {
+    type Sample = S;
+
     fn request(&mut self, positions: Range<u64>) {
         (**self).request(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, S)>, Failure> {
         (**self).poll()
     }
 
@@ -66,7 +71,7 @@ impl SampleSource for Box<dyn SampleSource> {
 
 /// Which samples to ask for, and which grain each belongs to.
 #[derive(Debug)]
-pub(super) struct GrainCutter {
+pub(super) struct GrainCutter<S> {
     plan: Arc<TrainingPlan>,
     /// In order, at least one.
     lanes: Vec<usize>,
@@ -77,11 +82,11 @@ pub(super) struct GrainCutter {
     /// The first step whose samples were not all asked for, and how many of its ranges were.
     unrequested: (u64, usize),
     /// Where the next sample goes.
-    next: Grain,
+    next: Grain<S>,
     ended: bool,
 }
 
-impl GrainCutter {
+impl<S> GrainCutter<S> {
     pub(super) fn new(plan: Arc<TrainingPlan>, lanes: Vec<usize>) -> Self {
         let step = plan.first_step;
         let next = Grain { step, lane: lanes[0], grain: 0, samples: Vec::new() };
@@ -119,14 +124,13 @@ impl GrainCutter {
     }
 
     /// Adds the next sample; answers the grain that it completes.
-    pub(super) fn push(&mut self, sample: Sample) -> Result<Option<Grain>, Failure> {
+    pub(super) fn push(&mut self, position: u64, sample: S) -> Result<Option<Grain<S>>, Failure> {
         let batch = &self.plan.batch;
         let Grain { step, lane, grain, .. } = self.next;
         let range = batch.positions(step, &batch.grain_range(lane, grain));
         let expected = range.start + self.next.samples.len() as u64;
-        if sample.position != expected {
-            let found = sample.position;
-            return Err(GraphError::Position { expected, found }.into());
+        if position != expected {
+            return Err(GraphError::Position { expected, found: position }.into());
         }
         self.next.samples.push(sample);
         if expected + 1 < range.end {
@@ -156,13 +160,35 @@ pub trait Samples<'scope> {
     /// - Memory: at most `plan.read_ahead_steps` steps beyond the last report are asked of `source`.
     /// - Never blocks: `source` decodes elsewhere and wakes this operator.
     /// - Failure: an error of `source`, or a sample at another position than asked for, aborts the run.
+    ///
+    /// # Example
+    /// A source of points is cut into grains.
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static SAMPLES: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, Parts { plan, abort, .. }| {
+    /// # // Nothing trains here, and no report comes back: all steps are read ahead.
+    /// # let read_ahead_steps = NonZeroU64::new(STEPS).expect("steps");
+    /// # let plan = Arc::new(TrainingPlan { read_ahead_steps, ..(*plan).clone() });
+    /// # let reports = Vec::new().to_stream(scope);
+    /// let grains = scope.samples(Points::default(), reports, &plan, &abort);
+    /// grains.inspect(|grain: &Grain<Point>| {
+    ///     SAMPLES.fetch_add(grain.samples.len() as u64, Ordering::Relaxed);
+    /// });
+    /// # })?;
+    /// // Eight in each of four steps, those of both workers together.
+    /// assert_eq!(SAMPLES.load(Ordering::Relaxed), 4 * 8);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn samples<S: SampleSource>(
         self,
         source: S,
         reports: StreamVec<'scope, u64, StepReport>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> StreamVec<'scope, u64, Grain>;
+    ) -> StreamVec<'scope, u64, Grain<S::Sample>>;
 }
 
 impl<'scope> Samples<'scope> for Scope<'scope, u64> {
@@ -172,10 +198,10 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
         reports: StreamVec<'scope, u64, StepReport>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> StreamVec<'scope, u64, Grain> {
+    ) -> StreamVec<'scope, u64, Grain<S::Sample>> {
         let mut builder = OperatorBuilder::new("Samples".to_owned(), self);
-        let (output, grains) = builder.new_output::<Vec<Grain>>();
-        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Grain>>>::from(output);
+        let (output, grains) = builder.new_output::<Vec<Grain<S::Sample>>>();
+        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
         let mut reports = builder.new_input_connection(reports, Pipeline, [(0, Antichain::new())]);
         source.set_wake(super::wake(self, &builder.operator_info()));
         let who = Actor::Worker(self.index());
@@ -191,7 +217,7 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
             };
             let mut capability = capabilities.pop();
             move |_frontiers| {
-                let mut turn = |cutter: &mut GrainCutter| -> Result<(), Failure> {
+                let mut turn = |cutter: &mut GrainCutter<S::Sample>| -> Result<(), Failure> {
                     reports.for_each(|_time, reports| {
                         reports.drain(..).for_each(|report| cutter.report(&report));
                     });
@@ -204,9 +230,9 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
                         let mut session = output.session(&*held);
                         let mut later = None;
                         while let (true, None) = (cutter.expects_sample(), &later) {
-                            let Some(sample) = source.poll()? else { break };
+                            let Some((position, sample)) = source.poll()? else { break };
                             progress::moved();
-                            match cutter.push(sample)? {
+                            match cutter.push(position, sample)? {
                                 Some(grain) if grain.step > *held.time() => later = Some(grain),
                                 Some(grain) => session.give(grain),
                                 None => {}
@@ -240,7 +266,7 @@ mod tests {
     use crate::batch::{BatchSettings, MicrobatchMemory};
     use tidemill_model::Layout;
 
-    fn cutter(steps: u64, lanes: &[usize]) -> GrainCutter {
+    fn cutter(steps: u64, lanes: &[usize]) -> GrainCutter<Tokens> {
         let settings = BatchSettings {
             samples_per_step: Some(10),
             lanes: Some(4),
@@ -265,10 +291,6 @@ mod tests {
         }
     }
 
-    fn sample(position: u64) -> Sample {
-        Sample { position, tokens: vec![0; 5] }
-    }
-
     #[test]
     fn grains_follow_the_canonical_order_and_read_ahead_is_bounded() {
         let mut cutter = cutter(8, &[1, 2]);
@@ -279,7 +301,7 @@ mod tests {
         let mut grains = Vec::new();
         for position in (52..57).chain(62..67) {
             assert!(cutter.expects_sample());
-            let grain = cutter.push(sample(position)).unwrap();
+            let grain = cutter.push(position, vec![0; 5]).unwrap();
             grains.extend(grain.map(|g| (g.step, g.lane, g.grain, g.samples.len())));
         }
         assert_eq!(grains[..3], [(5, 1, 0, 2), (5, 1, 1, 1), (5, 2, 0, 2)]);
@@ -290,7 +312,7 @@ mod tests {
         cutter.report(&report(7, false));
         assert_eq!(cutter.request(), None, "the run has three steps");
         for position in 72..77 {
-            cutter.push(sample(position)).unwrap();
+            cutter.push(position, vec![0; 5]).unwrap();
         }
         assert_eq!(cutter.step(), None);
     }
@@ -302,7 +324,7 @@ mod tests {
         assert_eq!(requests, [50..52, 55..57, 60..62, 65..67]);
         let mut grains = Vec::new();
         for position in requests.into_iter().flatten() {
-            let grain = cutter.push(sample(position)).unwrap();
+            let grain = cutter.push(position, vec![0; 5]).unwrap();
             grains.extend(grain.map(|g| (g.step, g.lane, g.grain, g.samples.len())));
         }
         assert_eq!(grains, [(5, 0, 0, 2), (5, 2, 0, 2), (6, 0, 0, 2), (6, 2, 0, 2)]);
@@ -321,6 +343,6 @@ mod tests {
     fn a_sample_from_elsewhere_is_an_error() {
         let mut cutter = cutter(8, &[0]);
         assert!(cutter.request().is_some());
-        assert!(cutter.push(sample(51)).is_err());
+        assert!(cutter.push(51, vec![0; 5]).is_err());
     }
 }

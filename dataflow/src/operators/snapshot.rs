@@ -45,6 +45,35 @@ pub trait Snapshot<'scope> {
     /// - Memory: where the memory of the host has room, the state is copied there at once, and leaves from there while the next
     ///   steps compute; so a cut delays nothing, unless it comes before the last one is written. Elsewhere each chunk is copied
     ///   when credit allows it, and the next step's update waits. At most `plan.window_bytes` are on their way.
+    ///
+    /// # Example
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static TAKEN: AtomicU64 = AtomicU64::new(0);
+    /// # run(|scope, parts| {
+    /// # let (updates, evaluation_losses, mut rest) = updated(scope, parts);
+    /// # let OptimizeStreams { updated, reports } = updates;
+    /// # let credits = rest.state_credits.take().expect("once");
+    /// # let present = updated.clone().gather(&rest.thread);
+    /// # let (thread, plan) = (&rest.thread, &rest.plan);
+    /// // The plan cuts after every second update.
+    /// let SnapshotStreams { state, taken } =
+    ///     updated.snapshot(reports.clone(), credits, thread, plan);
+    /// let taken = taken.inspect(|ticket| {
+    ///     println!("bucket {} may be updated again", ticket.bucket);
+    ///     TAKEN.fetch_add(1, Ordering::Relaxed);
+    /// });
+    /// # let sink = (scope.index() == 0).then(|| Box::new(Kept::default()) as Box<dyn StateSink>);
+    /// # let CheckpointStreams { state_credits, .. } =
+    /// #     state.checkpoint(reports.clone(), sink, thread, plan);
+    /// # rest.loops.close(LoopEnds { present, reports, taken, state_credits, evaluation_losses });
+    /// # })?;
+    /// // One bucket after two of four steps, on both workers.
+    /// assert_eq!(TAKEN.load(Ordering::Relaxed), 2 * 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn snapshot(
         self,
         reports: StreamVec<'scope, u64, StepReport>,

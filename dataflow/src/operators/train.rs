@@ -139,8 +139,8 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     pub fn build<'scope>(
         self,
         scope: Scope<'scope, u64>,
-        source: impl SampleSource,
-        evaluation: Option<Evaluation>,
+        source: impl SampleSource<Sample = M::Sample>,
+        evaluation: Option<Evaluation<M::Sample>>,
     ) -> TrainingStreams<'scope> {
         let (begins, ends) = TrainingLoop::open(scope);
         let grains = scope.samples(source, begins.reports.clone(), &self.plan, &self.abort);
@@ -151,8 +151,8 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     /// `evaluation` says, the same on every worker.
     pub fn build_over<'scope>(
         self,
-        grains: StreamVec<'scope, u64, Grain>,
-        evaluation: Option<Evaluation>,
+        grains: StreamVec<'scope, u64, Grain<M::Sample>>,
+        evaluation: Option<Evaluation<M::Sample>>,
     ) -> TrainingStreams<'scope> {
         let (begins, ends) = TrainingLoop::open(grains.scope());
         self.connect(grains, evaluation, begins, ends)
@@ -160,8 +160,8 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
 
     fn connect<'scope>(
         self,
-        grains: StreamVec<'scope, u64, Grain>,
-        evaluation: Option<Evaluation>,
+        grains: StreamVec<'scope, u64, Grain<M::Sample>>,
+        evaluation: Option<Evaluation<M::Sample>>,
         begins: TrainingLoop<'scope>,
         loops: TrainingLoops<'scope>,
     ) -> TrainingStreams<'scope> {

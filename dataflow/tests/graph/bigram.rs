@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill::kernels::Cpu;
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    ModelError, ParameterSource, Tokens, Trainable,
 };
 
 pub const VOCAB: usize = 67;
@@ -62,20 +62,17 @@ impl Bigram {
             for use_index in uses {
                 let elements = self.layout.reads(use_index).next().map(|(of, _)| of.elements());
                 let lease = parameters.lease(use_index)?;
-                let (buffer, range) = lease.vector(&(0..elements.unwrap_or(0)))?.place();
-                values.push(buffer.as_slice()[range].to_vec());
+                values.push(lease.vector(&(0..elements.unwrap_or(0)))?.values().to_vec());
             }
         }
         let [table, scale, bias, table_of_head] = &values[..] else {
             unreachable!("the uses are four")
         };
-        let columns = microbatch.positions + 1;
-        let grain_tokens = columns * microbatch.samples_per_grain;
-        let grain = |tokens: &[u32]| {
+        let grain = |samples: &[Tokens]| {
             let mut loss = GrainLoss::default();
             let mut gradients = [0, 1, 2, 3]
                 .map(|use_index| vec![0.0_f32; self.layout.gradient_range(use_index).len()]);
-            for sample in tokens.chunks(columns) {
+            for sample in samples {
                 assert_ne!(sample[0], PANIC_TOKEN, "the model panics on purpose");
                 if let (STUCK_TOKEN, Some(wait)) = (sample[0], &self.stuck) {
                     wait();
@@ -100,11 +97,12 @@ impl Bigram {
             }
             (loss, gradients)
         };
-        Ok(microbatch.tokens.chunks(grain_tokens).map(grain).collect())
+        Ok(microbatch.grains().map(grain).collect())
     }
 }
 
 impl Trainable<Cpu> for Bigram {
+    type Sample = Tokens;
     type Workspace = MicrobatchShape;
 
     fn layout(&self) -> &Layout {
@@ -125,10 +123,6 @@ impl Trainable<Cpu> for Bigram {
         serde_json::json!({ "model_type": "bigram" })
     }
 
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
     fn plan(
         &self,
         _device: &mut Device<'_, Cpu>,
@@ -144,7 +138,7 @@ impl Trainable<Cpu> for Bigram {
         parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        assert!(microbatch.samples.len() <= workspace.samples, "more than was planned");
         let grains = self.grains(device, parameters, Direction::Forward, microbatch)?;
         Ok(grains.into_iter().map(|(loss, _)| loss).collect())
     }
@@ -157,15 +151,14 @@ impl Trainable<Cpu> for Bigram {
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        assert!(microbatch.samples.len() <= workspace.samples, "more than was planned");
         let grains = self.grains(device, parameters, Direction::Backward, microbatch)?;
         for (block, uses) in [(2, 2..4), (1, 1..2), (0, 0..1)] {
             if block < 2 {
                 parameters.enter(device, block, Direction::Backward)?;
             }
             for use_index in uses {
-                let (buffer, range) = sink.accumulator(use_index).place();
-                let lane = &mut buffer.as_mut_slice()[range];
+                let lane = sink.accumulator(use_index).values();
                 for (_, gradients) in &grains {
                     for (lane, gradient) in lane.iter_mut().zip(&gradients[use_index]) {
                         *lane += gradient;

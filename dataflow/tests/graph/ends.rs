@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use tidemill::cluster::Failure;
+use tidemill::model::Tokens;
 use tidemill::operators::{SampleSource, StatePart, StateSink, StepReport, Wake};
-use tidemill::streaming_data::Sample;
 
 use super::{Gate, POSITIONS, State, random};
 
@@ -23,12 +23,14 @@ pub struct Synthetic {
 }
 
 impl SampleSource for Synthetic {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         (self.on_request)(positions.clone());
         self.waiting.extend(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         self.polls += 1;
         if self.waiting.front().is_some_and(|&position| position >= self.end) {
             return Ok(None);
@@ -40,7 +42,10 @@ impl SampleSource for Synthetic {
             return Ok(None);
         }
         let Self { poison, vocab_size, .. } = *self;
-        Ok(self.waiting.pop_front().map(|position| sample(position, vocab_size, poison)))
+        Ok(self
+            .waiting
+            .pop_front()
+            .map(|position| (position, sample(position, vocab_size, poison))))
     }
 
     fn set_wake(&mut self, wake: Wake) {
@@ -48,13 +53,13 @@ impl SampleSource for Synthetic {
     }
 }
 
-pub fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Sample {
+pub fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Tokens {
     let token = |t| (random(position * 31 + t) % vocab_size) as u32;
     let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
     if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
         tokens[0] = token;
     }
-    Sample { position, tokens }
+    tokens
 }
 
 /// Keeps checkpoints; what was not committed is not there.

@@ -16,8 +16,8 @@ use tidemill::device::{Communicators, Connection};
 use tidemill::kernels::KernelError;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
-use tidemill::model::Trainable;
 use tidemill::model::optimizer::StateArena;
+use tidemill::model::{Tokens, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
     InitialState, SampleName, SampleNames, StateSink, StepReport, Training, TrainingPlan,
@@ -53,6 +53,8 @@ pub struct Subject<B, M> {
     /// The devices of further workers; without them all workers compute on one.
     pub others: Vec<Arc<B>>,
     pub model: Arc<M>,
+    /// Of its samples.
+    pub vocab_size: usize,
     /// Elements of a chunk: so few that there are many chunks.
     pub chunk_elements: usize,
 }
@@ -71,7 +73,8 @@ impl<B, M> Clone for Subject<B, M> {
     fn clone(&self) -> Self {
         let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
         let others = self.others.clone();
-        Self { backend, others, model, chunk_elements: self.chunk_elements }
+        let Self { vocab_size, chunk_elements, .. } = *self;
+        Self { backend, others, model, vocab_size, chunk_elements }
     }
 }
 
@@ -261,7 +264,7 @@ impl Run {
     }
 
     /// Runs; every worker's reports must be the same.
-    pub fn run_on<B: Backend, M: Trainable<B>>(
+    pub fn run_on<B: Backend, M: Trainable<B, Sample = Tokens>>(
         &self,
         subject: &Subject<B, M>,
     ) -> Result<Outcome, ClusterError> {
@@ -278,7 +281,7 @@ impl Run {
     }
 
     /// Runs; also what was committed where the run fails.
-    pub fn run_to_failure_on<B: Backend, M: Trainable<B>>(
+    pub fn run_to_failure_on<B: Backend, M: Trainable<B, Sample = Tokens>>(
         &self,
         subject: &Subject<B, M>,
     ) -> (ClusterError, BTreeMap<u64, State>) {
@@ -289,7 +292,7 @@ impl Run {
         (error, complete)
     }
 
-    fn execute<B: Backend, M: Trainable<B>>(
+    fn execute<B: Backend, M: Trainable<B, Sample = Tokens>>(
         &self,
         subject: &Subject<B, M>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
@@ -357,7 +360,7 @@ impl Run {
     }
 
     /// One worker.
-    fn work<B: Backend, M: Trainable<B>>(
+    fn work<B: Backend, M: Trainable<B, Sample = Tokens>>(
         &self,
         context: &mut WorkerContext<'_>,
         subject: &Subject<B, M>,
@@ -391,7 +394,7 @@ impl Run {
         };
         let done = Rc::new(Cell::new(plan.first_step));
         let (seen, limit, of_step) = (Rc::clone(&done), self.read_ahead, self.samples);
-        let vocab_size = subject.model.vocab_size() as u64;
+        let vocab_size = subject.vocab_size as u64;
         let samples = |on_request, poison| {
             let waiting = VecDeque::new();
             let end = if self.gate(Stuck::Source).is_some() { 2 * self.samples } else { u64::MAX };

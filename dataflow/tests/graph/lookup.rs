@@ -7,7 +7,7 @@ use tidemill::kernels::shape::GrainRows;
 use tidemill::kernels::{Backend, Runtime, Slice, SliceMut};
 use tidemill::model::{
     Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Reading, Trainable,
+    ModelError, ParameterSource, Reading, Tokens, Trainable,
 };
 
 const WIDTH: usize = 4;
@@ -72,6 +72,7 @@ fn losses<B: Backend>(
 }
 
 impl<B: Backend> Trainable<B> for Lookup {
+    type Sample = Tokens;
     type Workspace = ();
 
     fn layout(&self) -> &Layout {
@@ -86,10 +87,6 @@ impl<B: Backend> Trainable<B> for Lookup {
         serde_json::json!({ "model_type": "lookup" })
     }
 
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
     fn plan(&self, _: &mut Device<'_, B>, _: MicrobatchShape) -> Result<(), ModelError> {
         Ok(())
     }
@@ -102,7 +99,7 @@ impl<B: Backend> Trainable<B> for Lookup {
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         parameters.enter(device, 0, Direction::Forward)?;
-        let (_, rows) = self.look_up(device, parameters, microbatch.tokens)?;
+        let (_, rows) = self.look_up(device, parameters, &microbatch.samples.concat())?;
         losses(device, &rows, microbatch)
     }
 
@@ -114,7 +111,7 @@ impl<B: Backend> Trainable<B> for Lookup {
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        let tokens = microbatch.tokens;
+        let tokens = &microbatch.samples.concat()[..];
         parameters.enter(device, 0, Direction::Backward)?;
         let (places, rows) = self.look_up(device, parameters, tokens)?;
         let lane = sink.accumulator(0).sub(0, VOCAB * WIDTH)?.matrix(VOCAB, WIDTH)?;

@@ -46,7 +46,7 @@ fn run() -> Run {
 pub fn mamba<B: Backend>(backend: Arc<B>) -> Subject<B, LanguageModel<B>> {
     let config = MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, 1) };
     let model = Arc::new(LanguageModel::new(&config).unwrap());
-    Subject { backend, others: Vec::new(), model, chunk_elements: 70 }
+    Subject { backend, others: Vec::new(), vocab_size: 29, model, chunk_elements: 70 }
 }
 
 impl<B: Backend> Arm<B> {
@@ -181,8 +181,8 @@ pub fn whole_tensors<B: Backend>(arm: &Arm<B>) {
 /// The second sample of a lane of the third step begins with a token that no table has, and only the device looks.
 pub fn wrong_token_ends_the_run<B: Backend>(arm: &Arm<B>) {
     let backend = Arc::clone(&arm.backend);
-    let lookup =
-        Subject { backend, others: Vec::new(), model: Arc::new(Lookup::new()), chunk_elements: 70 };
+    let (others, model) = (Vec::new(), Arc::new(Lookup::new()));
+    let lookup = Subject { backend, others, model, vocab_size: VOCAB, chunk_elements: 70 };
     run().run_on(&lookup).unwrap_or_else(|error| panic!("{}", error.with_causes()));
     for workers in [1, 2] {
         let poison = Some((11 * 2 + 1, 1_000));

@@ -5,8 +5,10 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use super::Cpu;
 use crate::backend::Element;
 use crate::error::{KernelError, Result};
+use crate::view::{Slice, SliceMut};
 
 /// A cache line, and the widest vector: aligned loads never straddle two lines.
 const ALIGNMENT: usize = 64;
@@ -80,6 +82,22 @@ impl<T: Element> Buffer<T> {
             return layout.align_to(ALIGNMENT).ok();
         }
         Some(layout.align_to(LARGE_PAGE).ok()?.pad_to_align())
+    }
+}
+
+impl<'a, T: Element> Slice<'a, Cpu, T> {
+    /// The elements.
+    pub fn values(self) -> &'a [T] {
+        let (buffer, range) = self.place();
+        &buffer.as_slice()[range]
+    }
+}
+
+impl<'a, T: Element> SliceMut<'a, Cpu, T> {
+    /// The elements.
+    pub fn values(self) -> &'a mut [T] {
+        let (buffer, range) = self.place();
+        &mut buffer.as_mut_slice()[range]
     }
 }
 

@@ -12,7 +12,8 @@ use tidemill_kernels::{Backend, SliceMut};
 use super::{Block, BlockPass, ResidualGradient, SampleBytes};
 use crate::error::Result;
 use crate::generation::{Incremental, PiecePass, Room};
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// Memory of a block, of a type that its kind alone knows.
 pub struct BlockMemory(Box<dyn Any + Send>);

@@ -3,7 +3,8 @@
 use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::trainable::{Device, GrainLoss, Microbatch, MicrobatchShape};
+use crate::sample::{Microbatch, MicrobatchShape};
+use crate::trainable::{Device, GrainLoss};
 
 /// Tokens, targets and losses of one microbatch.
 pub(super) struct Batch<B: Backend> {
@@ -53,8 +54,7 @@ impl<B: Backend> Batch<B> {
         self.host_tokens.clear();
         self.host_targets.clear();
         self.host_starts.clear();
-        let columns = microbatch.positions + 1;
-        for (sample, row) in microbatch.tokens.chunks_exact(columns).enumerate() {
+        for (sample, row) in microbatch.samples.iter().enumerate() {
             let outside = |&token: &u32| token as usize >= vocab_size && token != IGNORED_TARGET;
             if let Some(position) = row.iter().position(outside) {
                 return Err(ModelError::Token {
@@ -98,7 +98,6 @@ impl<B: Backend> Batch<B> {
     fn check_shape(&self, microbatch: Microbatch<'_>) -> Result<()> {
         let (shape, planned) = (microbatch.shape(), self.planned);
         let (rows, grains) = (shape.grain_rows()?, planned.grain_rows()?);
-        let elements = rows.rows() + shape.samples;
         for (what, expected, found) in [
             ("rows of a microbatch", grains.rows(), rows.rows()),
             ("grains of a microbatch", grains.grains(), rows.grains()),
@@ -111,14 +110,15 @@ impl<B: Backend> Batch<B> {
                 });
             }
         }
-        if microbatch.tokens.len() != elements {
-            return Err(ModelError::Microbatch {
-                what: "tokens of a microbatch",
-                expected: format!("samples * (positions + 1) = {elements}"),
-                found: microbatch.tokens.len(),
-            });
+        let tokens = shape.positions + 1;
+        match microbatch.samples.iter().find(|sample| sample.len() != tokens) {
+            None => Ok(()),
+            Some(sample) => Err(ModelError::Microbatch {
+                what: "tokens of a sample",
+                expected: format!("positions + 1 = {tokens}"),
+                found: sample.len(),
+            }),
         }
-        Ok(())
     }
 
     /// `tokens[b t]`
@@ -161,8 +161,7 @@ impl<B: Backend> Batch<B> {
 
 /// The counted rows of `microbatch`: those whose target is one.
 pub(super) fn counted_tokens(microbatch: Microbatch<'_>) -> u64 {
-    let samples = microbatch.tokens.chunks_exact(microbatch.positions + 1);
-    let pairs = samples.flat_map(|sample| sample.windows(2));
+    let pairs = microbatch.samples.iter().flat_map(|sample| sample.windows(2));
     let is_counted = |pair: &&[u32]| {
         pair[1] != IGNORED_TARGET && microbatch.document_end.is_none_or(|end| pair[0] != end)
     };

@@ -5,7 +5,8 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use super::Place;
 use crate::embedding::Embedding;
 use crate::error::{ModelError, Result};
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// The table of learned positions.
 #[derive(Clone, Debug)]

@@ -6,7 +6,8 @@ use tidemill_kernels::Backend;
 use super::block_list::BlockList;
 use crate::block::BlockMemory;
 use crate::error::Result;
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// Whether what blocks leave for backward is kept or formed again. Memory, never numerics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

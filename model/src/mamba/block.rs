@@ -23,7 +23,8 @@ use crate::mamba::config::MambaConfig;
 use crate::mamba::forward;
 use crate::mamba::tensors::MambaTensors;
 use crate::norm::{Norm, NormPass, NormScratch};
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 
 /// One Mamba block.
 #[derive(Clone, Debug, PartialEq)]

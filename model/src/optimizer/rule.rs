@@ -167,16 +167,11 @@ pub struct HostViews<'a> {
 impl<'a> UpdateViews<'a, Cpu> {
     /// The elements as they lie in memory: what a rule on the CPU computes with. [`on_host`](super::on_host()) is for any device.
     pub fn on_host(self) -> HostViews<'a> {
-        let elements = |slice: SliceMut<'a, Cpu, f32>| {
-            let (buffer, range) = slice.place();
-            &mut buffer.as_mut_slice()[range]
-        };
-        let (gradient, range) = self.gradient.place();
         HostViews {
             tensor: self.tensor,
-            parameters: elements(self.parameters.into_rounded()),
-            states: self.states.into_iter().map(elements).collect(),
-            gradient: &gradient.as_slice()[range],
+            parameters: self.parameters.into_rounded().values(),
+            states: self.states.into_iter().map(SliceMut::values).collect(),
+            gradient: self.gradient.values(),
         }
     }
 }

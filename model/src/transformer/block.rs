@@ -19,7 +19,8 @@ use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scra
 use crate::error::Result;
 use crate::linear::Linear;
 use crate::norm::{Norm, NormScratch};
-use crate::trainable::{Device, MicrobatchShape};
+use crate::sample::MicrobatchShape;
+use crate::trainable::Device;
 use crate::transformer::mlp::Mlp;
 use crate::transformer::query_key_value::{QueryKeyNorms, QueryKeyValueScratch};
 use crate::transformer::rotary::Rotary;

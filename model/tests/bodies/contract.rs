@@ -6,7 +6,7 @@ use tidemill_model::{
 };
 
 use super::arm::Arm;
-use super::lane::{Lane, Walk, loss, odd_config, run_lane, tokens};
+use super::lane::{Lane, Walk, loss, odd_config, rows, run_lane, tokens};
 
 pub fn untrained_knows_nothing<B: Backend>(arm: &Arm<B>) {
     let config = MambaConfig::new(259, 32, 3);
@@ -34,7 +34,7 @@ pub fn forward_alone_gives_the_same_losses<B: Backend>(arm: &Arm<B>) {
 fn refusal<B: Backend>(
     arm: &Arm<B>,
     tokens: &[u32],
-    [samples, positions]: [usize; 2],
+    positions: usize,
     closed_after: Option<usize>,
 ) -> (ModelError, Vec<usize>) {
     let model = LanguageModel::new(&odd_config()).expect("an odd model");
@@ -43,8 +43,9 @@ fn refusal<B: Backend>(
         lane.closed_after = closed_after;
         let shape = MicrobatchShape { samples: 2, positions: 4, samples_per_grain: 1 };
         let mut workspace = model.plan(device, shape).expect("a workspace");
+        let samples = &rows(tokens, positions)[..];
         let microbatch =
-            Microbatch { tokens, samples, positions, samples_per_grain: 1, document_end: None };
+            Microbatch { samples, positions, samples_per_grain: 1, document_end: None };
         let mut source = parameters.source(model.layout());
         let error = model
             .forward_backward(device, &mut workspace, &mut source, microbatch, &mut lane)
@@ -54,32 +55,27 @@ fn refusal<B: Backend>(
 }
 
 pub fn wrong_microbatches_are_named<B: Backend>(arm: &Arm<B>) {
-    let refused = |tokens: &[u32], samples, positions| {
-        refusal(arm, tokens, [samples, positions], None).0.to_string()
-    };
+    let refused = |tokens: &[u32], positions| refusal(arm, tokens, positions, None).0.to_string();
     assert_eq!(
-        refused(&[0, 1, 2, 3, 4, 5, 6, 7, 13, 9], 2, 4),
+        refused(&[0, 1, 2, 3, 4, 5, 6, 7, 13, 9], 4),
         "sample 1 of the microbatch, position 3: token 13 is outside the vocabulary of 13"
     );
     // The last column is a target alone.
-    assert!(refused(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 99], 2, 4).contains("position 4: token 99"));
+    assert!(refused(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 99], 4).contains("position 4: token 99"));
+    assert_eq!(refused(&[0; 9], 4), "tokens of a sample: expected positions + 1 = 5, found 4");
     assert_eq!(
-        refused(&[0; 9], 2, 4),
-        "tokens of a microbatch: expected samples * (positions + 1) = 10, found 9"
-    );
-    assert_eq!(
-        refused(&[0; 12], 2, 5),
+        refused(&[0; 12], 5),
         "rows of a microbatch: expected at most 8, as planned, found 10"
     );
     assert_eq!(
-        refused(&[0; 9], 3, 2),
+        refused(&[0; 9], 2),
         "grains of a microbatch: expected at most 2, as planned, found 3"
     );
 }
 
 /// From the last to the first, until the sink is gone.
 pub fn blocks_are_finished_backwards<B: Backend>(arm: &Arm<B>) {
-    let (error, finished) = refusal(arm, &[0, 1, 2, 3, 4], [1, 4], Some(1));
+    let (error, finished) = refusal(arm, &[0, 1, 2, 3, 4], 4, Some(1));
     assert!(matches!(error, ModelError::SinkClosed), "{error}");
     assert_eq!(finished, [3, 2, 1]);
 }

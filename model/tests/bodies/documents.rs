@@ -7,7 +7,7 @@ use tidemill_model::{
 
 use super::arm::Arm;
 use super::families::attention_models;
-use super::lane::{Lane, bits, moved_parameters, noise, odd_config};
+use super::lane::{Lane, bits, moved_parameters, noise, odd_config, rows};
 
 /// The token that ends a document.
 const END: u32 = 0;
@@ -51,7 +51,8 @@ fn run<B: Backend>(
     arm.with_parameters(model, &arena, |device, parameters| {
         let (samples, positions, samples_per_grain) = (SAMPLES, POSITIONS, 2);
         let shape = MicrobatchShape { samples, positions, samples_per_grain };
-        let microbatch = Microbatch { tokens, samples, positions, samples_per_grain, document_end };
+        let samples = &rows(tokens, positions)[..];
+        let microbatch = Microbatch { samples, positions, samples_per_grain, document_end };
         let mut workspace = model.plan(device, shape).expect("a workspace");
         let mut source = parameters.source(model.layout());
         let rows = model.row_losses(device, &mut workspace, &mut source, microbatch);

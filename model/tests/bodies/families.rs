@@ -124,8 +124,7 @@ pub fn positions_end<B: Backend>(arm: &Arm<B>) {
         assert_eq!(error.to_string(), expected);
         let mut workspace = Trainable::plan(&model, device, shape(2, 7)).expect("fits");
         let microbatch = Microbatch {
-            tokens: &[1; 9],
-            samples: 1,
+            samples: &[vec![1; 9]],
             positions: 8,
             samples_per_grain: 1,
             document_end: None,

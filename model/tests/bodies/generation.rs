@@ -90,8 +90,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
         let shape = MicrobatchShape { samples: 1, positions: positions(arm), samples_per_grain: 1 };
         let mut workspace = Trainable::plan(model, device, shape).expect("plans");
         let microbatch = Microbatch {
-            tokens: &tokens,
-            samples: 1,
+            samples: &[tokens.clone()],
             positions: positions(arm),
             samples_per_grain: 1,
             document_end: None,

@@ -3,7 +3,7 @@
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
     Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
-    MicrobatchShape, ModelError, ParameterSource, Trainable,
+    MicrobatchShape, ModelError, ParameterSource, Tokens, Trainable,
 };
 
 use super::arm::Arm;
@@ -32,6 +32,11 @@ pub fn tokens(seed: u64, samples: usize, positions: usize, vocab_size: usize) ->
     let scale = vocab_size as f32 / 2.0;
     let draws = noise(seed, samples * (positions + 1));
     draws.iter().map(|&x| ((x + 1.0) * scale) as u32).collect()
+}
+
+/// The samples of `tokens[samples, positions + 1]`; the last may be short.
+pub fn rows(tokens: &[u32], positions: usize) -> Vec<Tokens> {
+    tokens.chunks(positions + 1).map(<[u32]>::to_vec).collect()
 }
 
 /// Initial parameters moved by up to `amount`, so that no gradient is special; padding stays zero.
@@ -147,9 +152,8 @@ pub fn run_lane_from<B: Backend>(
     let shape = MicrobatchShape { samples, positions, samples_per_grain };
     let mut workspace = model.plan(device, shape).expect("a workspace");
     let mut losses = Vec::new();
-    for tokens in tokens.chunks(samples * (positions + 1)) {
-        let samples = tokens.len() / (positions + 1);
-        let microbatch = Microbatch { tokens, samples, positions, samples_per_grain, document_end };
+    for samples in rows(tokens, positions).chunks(samples) {
+        let microbatch = Microbatch { samples, positions, samples_per_grain, document_end };
         let run = model.forward_backward(device, &mut workspace, source, microbatch, &mut lane);
         losses.extend(run.expect("forward and backward"));
     }
@@ -182,8 +186,8 @@ pub fn forward_from<B: Backend>(
     let Walk { samples, positions, samples_per_grain, .. } = walk;
     let shape = MicrobatchShape { samples, positions, samples_per_grain };
     let mut workspace = model.plan(device, shape).expect("a workspace");
-    let microbatch =
-        Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
+    let samples = &rows(tokens, positions)[..];
+    let microbatch = Microbatch { samples, positions, samples_per_grain, document_end: None };
     model.forward(device, &mut workspace, source, microbatch).expect("forward")
 }
 
@@ -197,9 +201,9 @@ pub fn forward_onto_from<B: Backend>(
 ) -> GrainLoss {
     let shape = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
     let mut workspace = model.plan(device, shape).expect("a workspace");
-    tokens.chunks(positions + 1).fold(GrainLoss::default(), |so_far, tokens| {
+    rows(tokens, positions).chunks(1).fold(GrainLoss::default(), |so_far, samples| {
         let microbatch =
-            Microbatch { tokens, samples: 1, positions, samples_per_grain: 1, document_end: None };
+            Microbatch { samples, positions, samples_per_grain: 1, document_end: None };
         let run = model.forward_onto(device, &mut workspace, source, microbatch, so_far);
         run.expect("forward")
     })

@@ -137,10 +137,9 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let mut worst: f64 = 0.0;
     for (index, (batch, line)) in batches.iter().zip(lines).enumerate() {
         let rows = batch.as_array().expect("rows");
-        let tokens: Vec<u32> = rows.iter().flat_map(tokens).collect();
+        let samples: Vec<_> = rows.iter().map(tokens).collect();
         let microbatch = Microbatch {
-            tokens: &tokens,
-            samples: 5,
+            samples: &samples,
             positions: 13,
             samples_per_grain: 2,
             document_end: None,

@@ -17,8 +17,7 @@ use tidemill_kernels::backend::KernelTime;
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
-use tidemill_model::{Blueprint, LanguageModel, ModelSettings, ResolvedModel};
-use tidemill_streaming_data::reader::Sample;
+use tidemill_model::{Blueprint, LanguageModel, ModelSettings, ResolvedModel, Tokens};
 use timely::dataflow::operators::Inspect;
 
 use self::outcome::{Measured, Outcome};
@@ -317,19 +316,20 @@ struct MadeUpSamples {
 }
 
 impl SampleSource for MadeUpSamples {
+    type Sample = Tokens;
+
     fn request(&mut self, positions: Range<u64>) {
         self.requested.push(positions);
     }
 
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+    fn poll(&mut self) -> Result<Option<(u64, Tokens)>, Failure> {
         while let Some(first) = self.requested.first_mut() {
             if let Some(position) = first.next() {
                 let token = |index: usize| {
                     let mixed = (position << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                     ((mixed >> 33) % self.vocab_size) as u32
                 };
-                let tokens = (0..self.tokens).map(token).collect();
-                return Ok(Some(Sample { position, tokens }));
+                return Ok(Some((position, (0..self.tokens).map(token).collect())));
             }
             self.requested.remove(0);
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_kernels::Backend;
-use tidemill_model::Trainable;
+use tidemill_model::{Sample, Trainable};
 
 use super::LaneTokens;
 use super::device::microbatch;
@@ -15,31 +15,31 @@ use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
 
 /// What a grain counts, where the model tells it.
-type Count = Box<dyn FnMut(&Grain) -> Option<u64>>;
+type Count<S> = Box<dyn Fn(&Grain<S>) -> Option<u64>>;
 
 /// Counts the tokens of grains as they arrive.
-pub(super) struct Counting {
-    count: Count,
+pub(super) struct Counting<S> {
+    count: Count<S>,
     plan: Arc<TrainingPlan>,
     /// Of lanes that lack grains, by step and lane: the grains that are there, and what they count.
     lanes: BTreeMap<(u64, usize), (usize, u64)>,
 }
 
-impl Counting {
-    pub(super) fn new<B: Backend, M: Trainable<B>>(
+impl<S: Sample> Counting<S> {
+    pub(super) fn new<B: Backend, M: Trainable<B, Sample = S>>(
         model: &Arc<M>,
         plan: &Arc<TrainingPlan>,
     ) -> Self {
-        let (model, of_run, mut tokens) = (Arc::clone(model), Arc::clone(plan), Vec::new());
-        let count = move |grain: &Grain| {
+        let (model, of_run) = (Arc::clone(model), Arc::clone(plan));
+        let count = move |grain: &Grain<S>| {
             let size = of_run.batch.grain_samples();
-            model.counted_tokens(microbatch(&mut tokens, &of_run, &grain.samples, size))
+            model.counted_tokens(microbatch(&of_run, &grain.samples, size))
         };
         Self { count: Box::new(count), plan: Arc::clone(plan), lanes: BTreeMap::new() }
     }
 
     /// What the lane of `grain` counts, where this was the last that it lacked and the model tells what it counts.
-    pub(super) fn grain(&mut self, grain: &Grain) -> Option<LaneTokens> {
+    pub(super) fn grain(&mut self, grain: &Grain<S>) -> Option<LaneTokens> {
         let Grain { step, lane, .. } = *grain;
         let counted = (self.count)(grain)?;
         let (grains, tokens) = self.lanes.entry((step, lane)).or_default();

@@ -10,7 +10,6 @@ use tidemill_kernels::Backend;
 use tidemill_model::{
     Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
-use tidemill_streaming_data::reader::Sample;
 
 use super::accumulators::GradientMap;
 use super::lane_sink::LaneSink;
@@ -57,7 +56,6 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
     workspace: M::Workspace,
     sums: LaneSums<B>,
     replies: &'a Replies<DeviceReply>,
-    tokens: Vec<u32>,
     lane: LaneSoFar,
 }
 
@@ -84,7 +82,7 @@ struct InStep {
 pub(super) fn run<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
     borrower: Borrower<B>,
-    jobs: &Jobs<Computation>,
+    jobs: &Jobs<Computation<M::Sample>>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Failure> {
     progress::enter(Phase::PreparingDevice, 0);
@@ -94,16 +92,16 @@ pub(super) fn run<B: Backend, M: Trainable<B>>(
 fn serve<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
     borrower: Borrower<B>,
-    jobs: &Jobs<Computation>,
+    jobs: &Jobs<Computation<M::Sample>>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Stopped> {
     let mut stream = parts.backend.device_stream()?;
     let workspace = plan_workspace(parts, &mut stream)?;
-    let (sums, tokens) = (LaneSums::of(parts, &borrower), Vec::new());
+    let sums = LaneSums::of(parts, &borrower);
     let of_run = (parts.model.layout(), &*parts.plan, parts.schedule.workers());
     let mut replica = Replica::new(&*parts.backend, stream, borrower, of_run)?;
     let lane = LaneSoFar::default();
-    let mut computer = Computer { parts, workspace, sums, replies, tokens, lane };
+    let mut computer = Computer { parts, workspace, sums, replies, lane };
     let served = computer.serve(&mut replica, jobs);
     replica.finish(&parts.backend);
     served
@@ -125,7 +123,11 @@ fn plan_workspace<B: Backend, M: Trainable<B>>(
 }
 
 impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
-    fn serve(&mut self, replica: &mut Replica<B>, jobs: &Jobs<Computation>) -> Result<(), Stopped> {
+    fn serve(
+        &mut self,
+        replica: &mut Replica<B>,
+        jobs: &Jobs<Computation<M::Sample>>,
+    ) -> Result<(), Stopped> {
         let mut is_prepared = false;
         while let Some(computation) = jobs.next() {
             let (phase, step) = match &computation {
@@ -137,10 +139,10 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             self.replies.check()?;
             match computation {
                 Computation::Train { step, lane, range, grains } => {
-                    self.train(replica, &self.in_step(step, lane, range), &grains)?;
+                    self.train(replica, &self.in_step(step, lane, range), grains)?;
                 }
                 Computation::Evaluate { updates, grains } => {
-                    self.evaluate(replica, updates, &grains)?;
+                    self.evaluate(replica, updates, grains)?;
                 }
             }
             is_prepared = true;
@@ -162,7 +164,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         &mut self,
         replica: &mut Replica<B>,
         of: &InStep,
-        grains: &[Grain],
+        grains: Vec<Grain<M::Sample>>,
     ) -> Result<(), Stopped> {
         let parts = self.parts;
         let post = replica.borrower.post.clone();
@@ -174,7 +176,8 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let round = parts.schedule.round_of(of.lane).unwrap_or(0) as u32;
         let mut outbox = Outbox { step: of.step, round, parts, replies: self.replies, post };
         let mut device = Device { backend: &*parts.backend, stream };
-        self.compute(&mut device, &mut *source, &mut outbox, of, grains)?;
+        let samples: Vec<_> = grains.into_iter().flat_map(|grain| grain.samples).collect();
+        self.compute(&mut device, &mut *source, &mut outbox, of, &samples)?;
         if of.ends_lane {
             self.replies.send(DeviceReply::Loss(self.end_lane(of)))?;
         }
@@ -194,7 +197,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         source: &mut dyn ParameterSource<B>,
         outbox: &mut Outbox<'_, B, M>,
         of: &InStep,
-        grains: &[Grain],
+        samples: &[M::Sample],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
         let (layout, buckets) = (parts.model.layout(), &parts.plan.buckets);
@@ -211,9 +214,8 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             sink.close();
         }
         let size = parts.plan.batch.grain_samples();
-        let samples = grains.iter().flat_map(|grain| &grain.samples);
-        let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
-        let expected = microbatch.grains();
+        let microbatch = microbatch(&parts.plan, samples, size);
+        let expected = microbatch.grains().len();
         let workspace = &mut self.workspace;
         let losses =
             parts.model.forward_backward(device, workspace, source, microbatch, &mut *sink);
@@ -247,7 +249,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         &mut self,
         replica: &mut Replica<B>,
         updates: u64,
-        grains: &[Grain],
+        mut grains: Vec<Grain<M::Sample>>,
     ) -> Result<(), Stopped> {
         let DeviceParts { backend, model, plan, .. } = self.parts;
         let Borrowed { mut source, stream, sums } = replica.borrow(backend, model.layout())?;
@@ -257,13 +259,14 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
         let fitting = plan.batch.microbatch_samples() / size;
-        for grains in grains.chunks(fitting.max(1)) {
+        for grains in grains.chunks_mut(fitting.max(1)) {
             self.replies.check()?;
             let losses = match fitting {
                 0 => vec![self.evaluate_in_pieces(&mut device, &mut *source, &grains[0])?],
                 _ => {
-                    let samples = grains.iter().flat_map(|grain| &grain.samples);
-                    let microbatch = microbatch(&mut self.tokens, plan, samples, size);
+                    let samples = grains.iter_mut().flat_map(|grain| grain.samples.drain(..));
+                    let samples: Vec<_> = samples.collect();
+                    let microbatch = microbatch(plan, &samples, size);
                     model.forward(&mut device, &mut self.workspace, &mut *source, microbatch)?
                 }
             };
@@ -283,34 +286,26 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         &mut self,
         device: &mut Device<'_, B>,
         source: &mut dyn ParameterSource<B>,
-        grain: &Grain,
+        grain: &Grain<M::Sample>,
     ) -> Result<GrainLoss, Failure> {
         let DeviceParts { model, plan, .. } = self.parts;
         let size = plan.batch.microbatch_samples();
         grain.samples.chunks(size).try_fold(GrainLoss::default(), |so_far, samples| {
-            let microbatch = microbatch(&mut self.tokens, plan, samples, size);
+            let microbatch = microbatch(plan, samples, size);
             let workspace = &mut self.workspace;
             Ok(model.forward_onto(device, workspace, source, microbatch, so_far)?)
         })
     }
 }
 
-/// `samples` as one microbatch of grains of `samples_per_grain`, its tokens gathered in `tokens`.
-pub(super) fn microbatch<'a, 's>(
-    tokens: &'a mut Vec<u32>,
+/// `samples` as one microbatch of grains of `samples_per_grain`.
+pub(super) fn microbatch<'a, S>(
     plan: &TrainingPlan,
-    samples: impl IntoIterator<Item = &'s Sample>,
+    samples: &'a [S],
     samples_per_grain: usize,
-) -> Microbatch<'a> {
-    tokens.clear();
-    samples.into_iter().for_each(|sample| tokens.extend_from_slice(&sample.tokens));
-    Microbatch {
-        samples: tokens.len() / (plan.positions + 1),
-        tokens,
-        positions: plan.positions,
-        samples_per_grain,
-        document_end: plan.document_end,
-    }
+) -> Microbatch<'a, S> {
+    let TrainingPlan { positions, document_end, .. } = *plan;
+    Microbatch { samples, positions, samples_per_grain, document_end }
 }
 
 /// Adds grain by grain, in order.

@@ -5,6 +5,8 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidemill_model::Sample;
+
 use crate::cluster::Failure;
 use crate::cluster::progress::Phase;
 use crate::operators::error::GraphError;
@@ -18,11 +20,11 @@ mod tests;
 
 /// The next computation of the device.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Computation {
+pub(super) enum Computation<S> {
     /// The grains `range` of a lane, in order: one microbatch of a step.
-    Train { step: u64, lane: usize, range: Range<usize>, grains: Vec<Grain> },
+    Train { step: u64, lane: usize, range: Range<usize>, grains: Vec<Grain<S>> },
     /// Some grains of the evaluation after `updates` updates.
-    Evaluate { updates: u64, grains: Vec<Grain> },
+    Evaluate { updates: u64, grains: Vec<Grain<S>> },
 }
 
 /// What the device was told to compute, and has not said to be done.
@@ -36,7 +38,7 @@ enum Running {
 
 /// Which parameters the device holds, what has arrived for them, and what is running.
 #[derive(Debug)]
-pub(super) struct DeviceSchedule {
+pub(super) struct DeviceSchedule<S> {
     plan: Arc<TrainingPlan>,
     evaluation: Option<EvaluationPlan>,
     worker: usize,
@@ -53,8 +55,8 @@ pub(super) struct DeviceSchedule {
     /// The newest report.
     reported: u64,
     last: Option<u64>,
-    steps: BTreeMap<u64, BTreeMap<(usize, usize), Grain>>,
-    evaluations: VecDeque<Grain>,
+    steps: BTreeMap<u64, BTreeMap<(usize, usize), Grain<S>>>,
+    evaluations: VecDeque<Grain<S>>,
     /// Evaluation grains that were handed out for the current parameters.
     evaluated: usize,
     evaluation_due: bool,
@@ -63,7 +65,7 @@ pub(super) struct DeviceSchedule {
     running: Running,
 }
 
-impl DeviceSchedule {
+impl<S: Sample> DeviceSchedule<S> {
     pub(super) fn new(
         plan: &Arc<TrainingPlan>,
         evaluation: Option<EvaluationPlan>,
@@ -102,13 +104,13 @@ impl DeviceSchedule {
     }
 
     /// Takes a grain of training, and answers it where it is wanted.
-    pub(super) fn grain(&mut self, grain: Grain) -> Result<Option<&Grain>, Failure> {
+    pub(super) fn grain(&mut self, grain: Grain<S>) -> Result<Option<&Grain<S>>, Failure> {
         let Grain { step, lane, grain: index, .. } = grain;
         if self.is_past_last(step) {
             return Ok(None);
         }
-        let expected = self.plan.batch.grain_range(lane, index).len();
-        if self.lanes.binary_search(&lane).is_err() || expected == 0 || step < self.updates {
+        let range = self.plan.batch.grain_range(lane, index);
+        if self.lanes.binary_search(&lane).is_err() || range.is_empty() || step < self.updates {
             let (worker, lanes, next) = (self.worker, &self.lanes, self.updates + 1);
             return Err(GraphError::Grain {
                 step: step + 1,
@@ -119,7 +121,7 @@ impl DeviceSchedule {
             }
             .into());
         }
-        self.check_samples(&grain, expected)?;
+        self.check_samples(&grain, self.plan.batch.positions(step, &range))?;
         let was_handed_out = step == self.updates && {
             let mut before = self.microbatches[..self.handed_out].iter();
             before.any(|(of, range)| *of == lane && range.contains(&index))
@@ -139,19 +141,21 @@ impl DeviceSchedule {
     }
 
     /// Takes a grain of an evaluation.
-    pub(super) fn evaluation_grain(&mut self, grain: Grain) -> Result<(), Failure> {
+    pub(super) fn evaluation_grain(&mut self, grain: Grain<S>) -> Result<(), Failure> {
         let step = grain.step;
         let evaluation = self.evaluation.ok_or_else(|| {
             let what = format!("grain {} of an evaluation", grain.grain);
             GraphError::Unplanned { step, what }
         })?;
         let range = evaluation.grain(&self.plan.batch, grain.grain);
-        self.check_samples(&grain, (range.end - range.start) as usize)?;
+        self.check_samples(&grain, range)?;
         self.evaluations.push_back(grain);
         Ok(())
     }
 
-    fn check_samples(&self, grain: &Grain, expected: usize) -> Result<(), Failure> {
+    /// Whether `grain` has the samples at these positions of the canonical order, as far as lengths tell.
+    fn check_samples(&self, grain: &Grain<S>, at: Range<u64>) -> Result<(), Failure> {
+        let expected = (at.end - at.start) as usize;
         if grain.samples.len() != expected {
             let Grain { step, lane, grain: index, ref samples } = *grain;
             return Err(GraphError::Grain {
@@ -163,12 +167,12 @@ impl DeviceSchedule {
             }
             .into());
         }
-        let tokens = self.plan.positions + 1;
-        match grain.samples.iter().find(|sample| sample.tokens.len() != tokens) {
+        let expected = self.plan.positions;
+        let lengths = at.zip(grain.samples.iter().map(Sample::positions));
+        match lengths.into_iter().find(|&(_, found)| found != expected) {
             None => Ok(()),
-            Some(sample) => {
-                let (position, found) = (sample.position, sample.tokens.len());
-                Err(GraphError::SampleLength { position, expected: tokens, found }.into())
+            Some((position, found)) => {
+                Err(GraphError::SampleLength { position, expected, found }.into())
             }
         }
     }
@@ -222,7 +226,7 @@ impl DeviceSchedule {
     }
 
     /// What the device is to compute next, if anything: microbatches line up there, so that it never waits for the next.
-    pub(super) fn next(&mut self) -> Option<Computation> {
+    pub(super) fn next(&mut self) -> Option<Computation<S>> {
         match self.running {
             Running::Evaluating => return None,
             Running::Training(_) => return self.next_microbatch(),
@@ -244,7 +248,7 @@ impl DeviceSchedule {
         self.next_microbatch()
     }
 
-    fn next_microbatch(&mut self) -> Option<Computation> {
+    fn next_microbatch(&mut self) -> Option<Computation<S>> {
         let step = self.updates;
         let (lane, range) = self.microbatches.get(self.handed_out)?.clone();
         let arrived = self.steps.get_mut(&step)?;
@@ -263,7 +267,7 @@ impl DeviceSchedule {
         Some(Computation::Train { step, lane, range, grains })
     }
 
-    fn next_evaluation(&mut self) -> Option<Computation> {
+    fn next_evaluation(&mut self) -> Option<Computation<S>> {
         let updates = self.updates;
         let ready = self.evaluations.iter().take_while(|grain| grain.step == updates).count();
         let count = ready.min(self.plan.batch.microbatch_grains());

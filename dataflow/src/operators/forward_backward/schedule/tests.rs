@@ -4,15 +4,17 @@ use super::*;
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cluster::ExitClass;
 use std::num::NonZeroU64;
-use tidemill_model::{Decay, Layout};
-use tidemill_streaming_data::Sample;
+use tidemill_model::{Decay, Layout, Tokens};
 
-fn schedule(evaluated: bool) -> DeviceSchedule {
+fn schedule(evaluated: bool) -> DeviceSchedule<Tokens> {
     with_microbatches(evaluated, MicrobatchGrains::Grains(2))
 }
 
 /// Two lanes of two grains.
-fn with_microbatches(evaluated: bool, microbatch_grains: MicrobatchGrains) -> DeviceSchedule {
+fn with_microbatches(
+    evaluated: bool,
+    microbatch_grains: MicrobatchGrains,
+) -> DeviceSchedule<Tokens> {
     let mut layout = Layout::new();
     let table = layout.segment("table");
     layout.tensor("weight", &[16], Decay::Exempt, 1);
@@ -31,18 +33,17 @@ fn with_microbatches(evaluated: bool, microbatch_grains: MicrobatchGrains) -> De
 }
 
 fn grain(step: u64, lane: usize, grain: usize) -> Grain {
-    let samples = vec![Sample { position: 0, tokens: vec![0; 3] }];
-    Grain { step, lane, grain, samples }
+    Grain { step, lane, grain, samples: vec![vec![0; 3]] }
 }
 
-fn feed(schedule: &mut DeviceSchedule, step: u64) {
+fn feed(schedule: &mut DeviceSchedule<Tokens>, step: u64) {
     for (lane, index) in [(1, 1), (0, 0), (1, 0), (0, 1)] {
         schedule.grain(grain(step, lane, index)).unwrap();
     }
 }
 
 /// What can be computed now: the lanes and grains of the microbatches, in order.
-fn microbatches(schedule: &mut DeviceSchedule) -> Vec<(usize, Vec<usize>)> {
+fn microbatches(schedule: &mut DeviceSchedule<Tokens>) -> Vec<(usize, Vec<usize>)> {
     let mut found = Vec::new();
     while let Some(Computation::Train { lane, range, grains, .. }) = schedule.next() {
         let of = grains.iter().map(|grain| (grain.lane, grain.grain));
@@ -170,8 +171,10 @@ fn wrong_grains_are_named() {
     assert!(message(schedule.grain(grain(0, 2, 0))).contains("a grain of lanes 0..2"));
     assert!(message(schedule.grain(grain(0, 0, 2))).contains("grain 2 of lane 0"));
     let mut short = grain(0, 1, 0);
-    short.samples[0].tokens.pop();
-    assert!(message(schedule.grain(short)).contains("has 2 tokens, expected 3"));
+    short.samples[0].pop();
+    // Two grains of a sample each come before it.
+    let expected = "the sample at position 2 is 1 positions long, expected 2";
+    assert!(message(schedule.grain(short)).contains(expected));
     let mut empty = grain(0, 1, 0);
     empty.samples.clear();
     assert!(message(schedule.grain(empty)).contains("expected 1 samples, found 0"));
