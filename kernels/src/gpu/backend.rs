@@ -2,6 +2,7 @@
 
 mod attention;
 mod causal_conv1d;
+mod head_scan;
 mod runtime;
 mod selective_scan;
 
