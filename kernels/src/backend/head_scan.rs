@@ -42,16 +42,13 @@ impl DeltaLimits {
 
 /// What the scan of heads reads, forward and backward.
 pub struct HeadScanInputs<'a, B: Runtime> {
-    /// `delta_raw[b t, h]`, before its bias and softplus.
-    pub delta_raw: Matrix<'a, B, B::Activation>,
+    /// `projected[b t, e + c + h]`, in_proj's product, with e = h p and c = e + 2 g n: the gate z before SiLU, what the convolution
+    /// reads, and the raw step sizes, before their bias and softplus. The columns between are not read.
+    pub projected: Matrix<'a, B, B::Activation>,
+    /// `xbc[b t, c]`, after convolution and SiLU: x (head i in columns `i p .. (i + 1) p`), B of every group, C of every group.
+    pub xbc: Matrix<'a, B, B::Activation>,
     /// `delta_bias[h]`.
     pub delta_bias: Slice<'a, B, f32>,
-    /// `x[b t, h p]`, after convolution and SiLU: head i in columns `i p .. (i + 1) p`.
-    pub x: Matrix<'a, B, B::Activation>,
-    /// `bc[b t, 2 g n]`: B of every group, then C of every group.
-    pub bc: Matrix<'a, B, B::Activation>,
-    /// `z[b t, h p]`: the gate, before SiLU.
-    pub z: Matrix<'a, B, B::Activation>,
     /// `a_log[h]`.
     pub a_log: Slice<'a, B, f32>,
     /// `d[h]`: the skip.
@@ -64,14 +61,10 @@ pub struct HeadScanInputs<'a, B: Runtime> {
 
 /// Outputs of the backward scan of heads.
 pub struct HeadScanGradients<'a, B: Runtime> {
-    /// `ddelta_raw[b t, h]`.
-    pub ddelta_raw: MatrixMut<'a, B, B::Activation>,
-    /// `dx[b t, h p]`.
-    pub dx: MatrixMut<'a, B, B::Activation>,
-    /// `dbc[b t, 2 g n]`.
-    pub dbc: MatrixMut<'a, B, B::Activation>,
-    /// `dz[b t, h p]`.
-    pub dz: MatrixMut<'a, B, B::Activation>,
+    /// `dprojected[b t, e + c + h]`, of which z's and the raw step sizes' columns are written; those between are left as they are.
+    pub dprojected: MatrixMut<'a, B, B::Activation>,
+    /// `dxbc[b t, c]`.
+    pub dxbc: MatrixMut<'a, B, B::Activation>,
     /// `da_log[grains, h]`.
     pub da_log: SliceMut<'a, B, f32>,
     /// `dd[grains, h]`.

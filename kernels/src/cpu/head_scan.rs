@@ -102,12 +102,15 @@ impl<'a> Inputs<'a> {
         shape: HeadScanShape,
     ) -> Result<Self> {
         let (rows, heads, width) = (shape.sequences().rows(), shape.heads(), shape.width());
+        let projected =
+            Rows::new(kernel, "projected", inputs.projected, rows, shape.projected_width())?;
+        let xbc = Rows::new(kernel, "xbc", inputs.xbc, rows, shape.xbc_width())?;
         Ok(Self {
-            delta_raw: Rows::new(kernel, "delta_raw", inputs.delta_raw, rows, heads)?,
+            delta_raw: projected.part(0, width + shape.xbc_width(), heads),
             delta_bias: exactly(kernel, "delta_bias", inputs.delta_bias, heads)?,
-            x: Rows::new(kernel, "x", inputs.x, rows, width)?,
-            bc: Rows::new(kernel, "bc", inputs.bc, rows, shape.bc_width())?,
-            z: Rows::new(kernel, "z", inputs.z, rows, width)?,
+            x: xbc.part(0, 0, width),
+            bc: xbc.part(0, width, shape.bc_width()),
+            z: projected.part(0, 0, width),
             a_log: exactly(kernel, "a_log", inputs.a_log, heads)?,
             d: exactly(kernel, "d", inputs.d, heads)?,
             delta_limits: inputs.delta_limits,

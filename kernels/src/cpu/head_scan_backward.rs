@@ -26,10 +26,8 @@ use crate::error::Result;
 
 /// Gradients of activations, for the samples of a compute thread.
 pub(crate) struct RowGradients<'a> {
-    pub(crate) ddelta_raw: RowsMut<'a>,
-    pub(crate) dx: RowsMut<'a>,
-    pub(crate) dbc: RowsMut<'a>,
-    pub(crate) dz: RowsMut<'a>,
+    pub(crate) dprojected: RowsMut<'a>,
+    pub(crate) dxbc: RowsMut<'a>,
 }
 
 /// Gradients of parameters, `[grains, h]`.
@@ -122,17 +120,16 @@ pub(crate) fn head_scan_backward(
     let parts = layout.samples.div_ceil(share);
     let (threads, scratch) = stream.with_scratch(parts * Scratch::lanes(&layout))?;
     let mut partials = vec![Partial::default(); layout.samples * layout.heads];
-    let RowGradients { ddelta_raw, dx, dbc, dz } = rows;
+    let RowGradients { dprojected, dxbc } = rows;
     let of_part = share * layout.positions;
-    let parts = ddelta_raw
+    let parts = dprojected
         .parts(of_part)
-        .zip(dx.parts(of_part))
-        .zip(dbc.parts(of_part).zip(dz.parts(of_part)))
+        .zip(dxbc.parts(of_part))
         .zip(partials.chunks_mut(share * layout.heads))
         .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
         .enumerate()
-        .map(|(part, ((((ddelta_raw, dx), (dbc, dz)), partials), scratch))| Backward {
-            rows: RowGradients { ddelta_raw, dx, dbc, dz },
+        .map(|(part, (((dprojected, dxbc), partials), scratch))| Backward {
+            rows: RowGradients { dprojected, dxbc },
             partials,
             scratch: Scratch::new(scratch, &layout),
             dout,
@@ -315,6 +312,8 @@ impl Backward<'_> {
         let Steps { delta, slope, decay } = &chunk.steps;
         let first_of_group = chunk.head % (self.layout.heads / groups) == 0;
         let group = self.layout.group(chunk.head);
+        let width = self.layout.heads * head_width;
+        let first_delta = 2 * (width + groups * states);
         let state_lanes = self.layout.state_lanes();
         let saved = &self.scratch.saved[chunk.chunk * state_lanes..][..state_lanes];
         // s (G . h), lane by lane.
@@ -378,7 +377,7 @@ impl Backward<'_> {
             }
             let held = LANES.min(states - tile * LANES);
             for q in 0..chunk.count {
-                let row = self.rows.dbc.row_mut(chunk.out_row + q);
+                let row = &mut self.rows.dxbc.row_mut(chunk.out_row + q)[width..];
                 for (group, sums) in [(group, &db[q]), (groups + group, &dc[q])] {
                     let row = &mut row[group * states + tile * LANES..][..held];
                     let sums = s.sums(sums);
@@ -396,16 +395,17 @@ impl Backward<'_> {
                 let (gb, dy) = (s.load(&at.gb[q].0), s.load(&at.dy[q].0));
                 x_gb = s.mul_add(s.load(&at.x[q].0), gb, x_gb);
                 let dx = s.mul_add(s.splat(delta.0[q]), gb, s.mul(dy, skip));
-                let row = self.rows.dx.row_mut(chunk.out_row + q);
+                let row = self.rows.dxbc.row_mut(chunk.out_row + q);
                 s.store_row(&mut row[channel..][..channels], dx);
-                let row = self.rows.dz.row_mut(chunk.out_row + q);
+                let row = self.rows.dprojected.row_mut(chunk.out_row + q);
                 let dz = s.mul(s.load(&at.y[q].0), s.load(&at.gate[q].0));
                 s.store_row(&mut row[channel..][..channels], dz);
             }
             let gh = s.sum(s.load(&q_lanes[q].0));
             let ddelta = chunk.rate * gh + s.sum(x_gb);
             let ddelta_raw = ddelta * slope.0[q];
-            self.rows.ddelta_raw.row_mut(chunk.out_row + q)[chunk.head] = ddelta_raw;
+            let row = self.rows.dprojected.row_mut(chunk.out_row + q);
+            row[first_delta + chunk.head] = ddelta_raw;
             partial.da_log += delta.0[q] * gh;
             partial.ddelta_bias += ddelta_raw;
         }

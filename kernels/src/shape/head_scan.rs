@@ -97,6 +97,16 @@ impl HeadScanShape {
         2 * self.sizes.groups * self.sizes.states
     }
 
+    /// c = e + 2 g n, the columns of x, B and C.
+    pub fn xbc_width(self) -> usize {
+        self.width() + self.bc_width()
+    }
+
+    /// e + c + h, the columns of z, of what becomes x, B and C, and of the raw step sizes.
+    pub fn projected_width(self) -> usize {
+        self.width() + self.xbc_width() + self.sizes.heads
+    }
+
     /// The grains, counted in rows.
     pub fn grains(self) -> GrainRows {
         GrainRows {

@@ -117,22 +117,28 @@ impl WideInputs {
     }
 }
 
-/// Where delta_raw, x, bc and z, or their gradients, lie: z and delta_raw at the ends of in_proj's product, x and bc side by side.
-pub fn layouts(shape: HeadScanShape) -> [Layout; 4] {
+/// Rows of `parts` side by side.
+fn beside(rows: usize, parts: &[(&[f32], usize)]) -> Vec<f32> {
+    let of_row = |row: usize| {
+        parts.iter().flat_map(move |(values, columns)| &values[row * columns..(row + 1) * columns])
+    };
+    (0..rows).flat_map(of_row).copied().collect()
+}
+
+/// `columns` columns from `first` on of rows of `width`.
+fn columns_of(values: &[f32], width: usize, first: usize, columns: usize) -> Vec<f32> {
+    values.chunks(width).flat_map(|row| &row[first..first + columns]).copied().collect()
+}
+
+/// Where projected and xbc, or their gradients, lie.
+fn layouts(shape: HeadScanShape) -> [Layout; 2] {
     let rows = shape.sequences().rows();
-    let (h, e, bc) = (shape.heads(), shape.width(), shape.bc_width());
-    let projected = 2 * e + bc + h;
-    [
-        Layout::columns_of(rows, projected, 2 * e + bc, h),
-        Layout::columns_of(rows, e + bc, 0, e),
-        Layout::columns_of(rows, e + bc, e, bc),
-        Layout::columns_of(rows, projected, 0, e),
-    ]
+    [shape.projected_width(), shape.xbc_width()].map(|columns| Layout::inside_wider(rows, columns))
 }
 
 /// Inputs in device memory.
 pub struct PlacedInputs<B: Backend<Activation: Number>> {
-    of_rows: [Placed<B, B::Activation>; 4],
+    of_rows: [Placed<B, B::Activation>; 2],
     of_heads: [Placed<B>; 3],
     limits: [f32; 2],
     starts: Option<B::Buffer<u32>>,
@@ -141,9 +147,18 @@ pub struct PlacedInputs<B: Backend<Activation: Number>> {
 impl<B: Backend<Activation: Number>> PlacedInputs<B> {
     pub fn new(device: &mut Device<'_, B>, case: &HeadScanCase, shape: HeadScanShape) -> Self {
         let layouts = layouts(shape);
+        let rows = shape.sequences().rows();
+        let [h, e, bc, ..] = HeadScanCase::columns(shape);
+        let [delta_raw, x, b_and_c, z, _] = &case.of_rows;
+        // What the convolution reads stands between, and is poison here.
+        let between = vec![<B::Activation as Number>::POISON.widened(); rows * (e + bc)];
+        let of_rows = [
+            beside(rows, &[(z, e), (&between, e + bc), (delta_raw, h)]),
+            beside(rows, &[(x, e), (b_and_c, bc)]),
+        ];
         let of_heads = [&case.delta_bias, &case.a_log, &case.d];
         Self {
-            of_rows: std::array::from_fn(|i| Placed::new(device, layouts[i], &case.of_rows[i])),
+            of_rows: std::array::from_fn(|i| Placed::new(device, layouts[i], &of_rows[i])),
             of_heads: of_heads.map(|x| Placed::new(device, Layout::range(shape.heads()), x)),
             limits: case.limits,
             starts: case.starts.as_ref().map(|starts| device.upload(starts)),
@@ -151,11 +166,11 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
     }
 
     pub fn view(&self) -> HeadScanInputs<'_, B> {
-        let [delta_raw, x, bc, z] = self.of_rows.each_ref().map(Placed::matrix);
+        let [projected, xbc] = self.of_rows.each_ref().map(Placed::matrix);
         let [delta_bias, a_log, d] = self.of_heads.each_ref().map(Placed::slice);
         let delta_limits = DeltaLimits::new(self.limits[0], self.limits[1]).unwrap();
         let starts = self.starts.as_ref().map(Slice::all);
-        HeadScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d, delta_limits, starts }
+        HeadScanInputs { projected, xbc, delta_bias, a_log, d, delta_limits, starts }
     }
 }
 
@@ -189,15 +204,27 @@ pub fn run<B: Backend<Activation: Number>>(
     let mut out: Placed<B> = Placed::poisoned(device, packed);
     let mut row_gradients = layouts(shape).map(|layout| Placed::poisoned(device, layout));
     let mut grain_gradients = [of_grains; 3].map(|layout| Placed::poisoned(device, layout));
-    let [ddelta_raw, dx, dbc, dz] = row_gradients.each_mut().map(Placed::matrix_mut);
+    let [dprojected, dxbc] = row_gradients.each_mut().map(Placed::matrix_mut);
     let [da_log, dd, ddelta_bias] = grain_gradients.each_mut().map(Placed::slice_mut);
-    let gradients = HeadScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias };
+    let gradients = HeadScanGradients { dprojected, dxbc, da_log, dd, ddelta_bias };
     let (backend, stream) = (device.backend, &mut device.stream);
     backend.head_scan_forward(stream, out.matrix_mut(), inputs.view(), shape).expect(label);
     backend
         .head_scan_backward(stream, gradients, dout.matrix(), inputs.view(), shape)
         .expect(label);
-    let [ddelta_raw, dx, dbc, dz] = row_gradients.map(|gradient| gradient.read(device));
+    let [dprojected, dxbc] = row_gradients.map(|gradient| gradient.read(device));
+    let [h, e, bc, ..] = HeadScanCase::columns(shape);
+    let (projected, xbc) = (shape.projected_width(), shape.xbc_width());
+    let between = columns_of(&dprojected, projected, e, xbc);
+    let poison = <B::Activation as Number>::POISON.widened().to_bits();
+    assert!(
+        between.iter().all(|x| x.to_bits() == poison),
+        "{label}: what lies between was written"
+    );
+    let ddelta_raw = columns_of(&dprojected, projected, e + xbc, h);
+    let dz = columns_of(&dprojected, projected, 0, e);
+    let [dx, dbc] =
+        [(0, e), (e, bc)].map(|(first, columns)| columns_of(&dxbc, xbc, first, columns));
     let [da_log, dd, ddelta_bias] = grain_gradients.map(|gradient| gradient.read(device));
     Results {
         out: out.read(device),

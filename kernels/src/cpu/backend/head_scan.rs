@@ -37,13 +37,17 @@ impl HeadScan for Cpu {
         shape: HeadScanShape,
     ) -> Result<()> {
         const KERNEL: &str = "head_scan_backward";
-        let HeadScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias } = gradients;
+        let HeadScanGradients { dprojected, dxbc, da_log, dd, ddelta_bias } = gradients;
         let (rows, width) = (shape.sequences().rows(), shape.width());
         let row_gradients = head_scan_backward::RowGradients {
-            ddelta_raw: RowsMut::new(KERNEL, "ddelta_raw", ddelta_raw, rows, shape.heads())?,
-            dx: RowsMut::new(KERNEL, "dx", dx, rows, width)?,
-            dbc: RowsMut::new(KERNEL, "dbc", dbc, rows, shape.bc_width())?,
-            dz: RowsMut::new(KERNEL, "dz", dz, rows, width)?,
+            dprojected: RowsMut::new(
+                KERNEL,
+                "dprojected",
+                dprojected,
+                rows,
+                shape.projected_width(),
+            )?,
+            dxbc: RowsMut::new(KERNEL, "dxbc", dxbc, rows, shape.xbc_width())?,
         };
         let of_grains = shape.grains().grains() * shape.heads();
         let parameters = head_scan_backward::ParameterGradients {
