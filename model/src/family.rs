@@ -160,7 +160,9 @@ impl ModelConfig {
                 Some(config.max_seq_len)
             }
             Self::GptNeo(config) => Some(config.max_seq_len),
-            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => None,
+            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => {
+                None
+            }
         }
     }
 
@@ -171,7 +173,9 @@ impl ModelConfig {
                 &mut config.max_seq_len
             }
             Self::GptNeo(config) => &mut config.max_seq_len,
-            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => return,
+            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => {
+                return;
+            }
         };
         *max_seq_len = positions.max(*max_seq_len);
     }

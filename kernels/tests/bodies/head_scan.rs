@@ -8,7 +8,7 @@ use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
 use super::arm::Arm;
 use super::device::{Device, MARGINS};
 use super::documents::{Documents, SAMPLES, poison, rows_of};
-use super::head_scan_case::{HeadScanCase, run, shape_of, with_sequences};
+use super::head_scan_case::{HeadScanCase, refusal, run, shape_of, with_sequences};
 use super::inputs::Inputs;
 use super::number::Number;
 use super::scan_case::Regime;
@@ -47,6 +47,9 @@ fn check_case<B: Backend<Activation: Number>>(
 
 /// Scans of many sizes agree with the definition, forward and backward.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    if let Some(refused) = refusal(arm) {
+        return refused;
+    }
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let heads = [[1, 1, 1, 1], [2, 3, 1, 8], [3, 16, 3, 16], [4, 17, 2, 17], [2, 40, 2, 3]];
@@ -78,6 +81,9 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
 
 /// A sample's bits do not depend on the samples beside it, on where rows lie, nor a grain's on the other grains.
 pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    if let Some(refused) = refusal(arm) {
+        return refused;
+    }
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let full =
@@ -123,6 +129,9 @@ pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> 
 
 /// Scans over documents agree with the definition, forward and backward.
 pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    if let Some(refused) = refusal(arm) {
+        return refused;
+    }
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let heads = [[2, 16, 1, 16], [3, 17, 3, 5], [1, 3, 1, 40]];
@@ -144,6 +153,9 @@ pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
 /// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
 /// samples of one document have the bits of samples for which none are told.
 pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    if let Some(refused) = refusal(arm) {
+        return refused;
+    }
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let full =

@@ -58,6 +58,7 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
     }
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2State<B>> {
+        Self::check_device::<B>()?;
         let Device { backend, stream } = device;
         Ok(Mamba2State {
             // One tap remembers nothing, but devices refuse a buffer of no elements.

@@ -217,7 +217,9 @@ mod tests {
     #[test]
     fn numbers_without_end_are_read() {
         let json = |limit: &str| {
-            format!(r#"{{"model_type": "mamba2", "note": "to Infinity", "time_step_limit": {limit}}}"#)
+            format!(
+                r#"{{"model_type": "mamba2", "note": "to Infinity", "time_step_limit": {limit}}}"#
+            )
         };
         let limits = |limit: &str| parse(&json(limit)).map(|config| config.delta_limits);
         assert_eq!(limits("[0.0, Infinity]").expect("parses"), [0.0, f64::INFINITY]);
@@ -228,7 +230,10 @@ mod tests {
         assert!(error.contains("time_step_limit: expected a least"), "{error}");
         let error = parse(r#"{"model_type": "mamba2", "layer_norm_epsilon": Infinity}"#);
         let error = error.expect_err("no number").to_string();
-        assert!(error.ends_with("layer_norm_epsilon: expected a number, found \"Infinity\""), "{error}");
+        assert!(
+            error.ends_with("layer_norm_epsilon: expected a number, found \"Infinity\""),
+            "{error}"
+        );
     }
 
     #[test]

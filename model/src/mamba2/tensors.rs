@@ -52,8 +52,7 @@ impl Mamba2Block {
             let name = format!("{name}.mixer.{tensor}");
             parameters.tensor(NewTensor { name, shape, decay, reading, initializer })
         };
-        let in_proj =
-            add("in_proj.weight", &[config.projected_width(), d], matrix, of_fan_in(d));
+        let in_proj = add("in_proj.weight", &[config.projected_width(), d], matrix, of_fan_in(d));
         let conv_weight = add("conv1d.weight", &[c, 1, k], taps, of_fan_in(k));
         let conv_bias = config.conv_bias.then(|| add("conv1d.bias", &[c], vector, of_fan_in(k)));
         let decays = Initializer::LogOfUniform { least: 1.0, most: 16.0 };

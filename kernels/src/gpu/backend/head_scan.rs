@@ -1,4 +1,4 @@
-//! [`HeadScan`] for [`Gpu`].
+//! [`HeadScan`] for [`Gpu`], which has no such kernels yet.
 
 use crate::backend::{HeadScan, HeadScanGradients, HeadScanInputs};
 use crate::error::{KernelError, Result};
@@ -9,10 +9,12 @@ use crate::shape::HeadScanShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 fn refused() -> Result<()> {
-    Err(KernelError::shape("head_scan", "device", "a CPU", "a GPU: Mamba-2 is not there yet"))
+    Err(KernelError::shape("head_scan", "device", "a CPU", "a GPU, which has no scan of heads yet"))
 }
 
 impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
+    const HAS_HEAD_SCAN: bool = false;
+
     fn head_scan_scratch_bytes(&self, _: HeadScanShape) -> usize {
         0
     }
