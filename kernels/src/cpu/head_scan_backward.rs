@@ -310,7 +310,7 @@ impl Backward<'_> {
     fn chunk<S: Simd>(&mut self, s: S, at: &mut [Positions], chunk: &Chunk, partial: &mut Partial) {
         let HeadLayout { tiles, head_width, states, groups, .. } = self.layout;
         let Steps { delta, slope, decay } = &chunk.steps;
-        let first_of_group = chunk.head % (self.layout.heads / groups) == 0;
+        let first_of_group = chunk.head.is_multiple_of(self.layout.heads / groups);
         let group = self.layout.group(chunk.head);
         let width = self.layout.heads * head_width;
         let first_delta = 2 * (width + groups * states);

@@ -147,10 +147,10 @@ impl Heads<'_> {
                     s.store(&mut held[I].0, h[I]);
                 });
             }
-            for q in 0..count {
+            for (q, y) in y.iter().enumerate().take(count) {
                 let z = s.load_row(&inputs.z.row(row + q)[channel..][..channels]);
                 let out = &mut self.out[first + q][local..][..channels];
-                s.store_row(out, s.mul(s.load(&y[q].0), s.mul(z, sigmoid(s, z))));
+                s.store_row(out, s.mul(s.load(&y.0), s.mul(z, sigmoid(s, z))));
             }
         }
     }

@@ -214,11 +214,11 @@ fn backward_head(
         let step = inputs.step(sample, position, head, shape);
         let (before, after, y) = &walked[position];
         let mut ddelta = 0.0;
-        for channel in 0..shape.head_width() {
+        for (channel, y) in y.iter().enumerate() {
             let at = step.x + channel;
             let (x, z) = (inputs.x[at], inputs.z[at]);
             let dy = dout[at] * silu(z);
-            gradients.dz[at] = dout[at] * y[channel] * silu_derivative(z);
+            gradients.dz[at] = dout[at] * y * silu_derivative(z);
             gradients.dd[grain_head] += dy * x;
             gradients.dx[at] = inputs.d[head] * dy;
             for state in 0..states {
