@@ -53,7 +53,7 @@ const EVERYWHERE: &[Key] = &[
 ];
 
 /// The sizes of each family, over a preset.
-const FAMILIES: [(&str, &[Key]); 4] = [
+const FAMILIES: [(&str, &[Key]); 5] = [
     (
         "mamba-10m",
         &[
@@ -62,6 +62,17 @@ const FAMILIES: [(&str, &[Key]); 4] = [
             ("model.d_conv", &["1", "16"]),
             ("model.expand", &["1", "5"]),
             ("model.dt_rank", &["1", "63"]),
+        ],
+    ),
+    (
+        "mamba2-10m",
+        &[
+            ("model.d_model", &["1", "7", "250", "256", "1031", "2048"]),
+            ("model.d_state", &["1", "256"]),
+            ("model.d_conv", &["1", "16"]),
+            ("model.expand", &["1", "5"]),
+            ("model.head_width", &["1", "256"]),
+            ("model.n_groups", &["1", "8"]),
         ],
     ),
     (

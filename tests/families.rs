@@ -8,7 +8,11 @@ use crate::support::workbench::{causes, config};
 use crate::support::{Job, Outcome, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
-pub const MODELS: [(&str, &str); 5] = [
+pub const MODELS: [(&str, &str); 6] = [
+    (
+        "mamba2",
+        "kind = \"mamba2\"\nd_model = 18\nn_layers = 2\nd_state = 5\nd_conv = 3\nexpand = 2\nhead_width = 6\nn_groups = 3",
+    ),
     (
         "mpt",
         "kind = \"mpt\"\nd_model = 18\nn_layers = 2\nn_heads = 3\nexpansion = 3\nmax_seq_len = 64\nalibi = true\n\

@@ -1,13 +1,12 @@
 //! The contract between a model and a device.
 //!
-//! A backend owns nothing of a model. It is one type with several traits, of which [`Backend`] is the sum: who is generic
-//! over it has the methods of all.
+//! A backend owns nothing of a model. It is one type with several traits, of which [`Backend`] is the sum.
 //!
 //! | trait | what it holds |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
-//! | [`Elementwise`] | scaled sums |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
+//! | [`Elementwise`] | scaled sums, and gradients added up |
 //! | [`Backend`] | the kernels of single rows, of weights and of gradients |
 //!
 //! # What every kernel promises
@@ -27,6 +26,7 @@ mod causal_conv1d;
 mod draw;
 mod element;
 mod elementwise;
+mod head_scan;
 mod kernel_group;
 mod runtime;
 mod selective_scan;
@@ -43,6 +43,7 @@ pub use self::draw::DrawSettings;
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
+pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
@@ -57,9 +58,10 @@ pub const NUMERICS_VERSION: u32 = 5;
 
 /// A device that trains: its [`Runtime`] and every kernel.
 ///
-/// Dispatch is static: models are generic over their backend. See the [module](self) for what every
-/// kernel promises.
-pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention + Elementwise {
+/// Dispatch is static: models are generic over their backend. See the [module](self) for what every kernel promises.
+pub trait Backend:
+    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise
+{
     /// The rows of logits that a language model's head forms at a time, within a grain. Numerics of
     /// the kind of device: a grain of more rows adds up one product of its table's gradient a chunk.
     fn logit_chunk_rows(&self) -> usize;

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | matrix products | `matmul`, `weight_gradient` |
 //! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_piece` |
+//! | scan of heads | `head_scan`, `head_scan_forward`, `head_scan_backward` |
 //! | attention, rotary positions | `attention`, `rotary` |
 //! | causal convolution | `conv`, `conv_backward`, `conv_piece` |
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
@@ -36,6 +37,9 @@ mod embedding;
 mod exponential;
 mod gated_silu;
 mod gelu;
+mod head_scan;
+mod head_scan_backward;
+mod head_scan_forward;
 mod layer_norm;
 mod likeliest;
 mod lion;

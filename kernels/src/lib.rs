@@ -33,7 +33,7 @@ pub mod shared;
 pub mod view;
 
 pub use backend::{
-    Attention, Backend, CausalConv1d, DeviceKind, Element, IGNORED_TARGET, MemoryPlace,
+    Attention, Backend, CausalConv1d, DeviceKind, Element, HeadScan, IGNORED_TARGET, MemoryPlace,
     NUMERICS_VERSION, PeerAccess, Runtime, SelectiveScan,
 };
 pub use cpu::Cpu;

@@ -16,6 +16,7 @@ pub mod embedding;
 pub mod gated_silu;
 pub mod gelu;
 pub mod gradient_sums;
+pub mod head_scan;
 pub mod layer_norm;
 pub mod master;
 pub mod matmul;

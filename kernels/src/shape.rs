@@ -14,8 +14,10 @@
 //! A *row* is one position of one sample; rows are ordered by sample, then by position.
 
 mod attention;
+mod head_scan;
 
 pub use self::attention::{AttentionShape, MOST_HEAD_WIDTH};
+pub use self::head_scan::{HeadScanShape, HeadScanSizes};
 use crate::error::{KernelError, Result};
 
 fn at_least_one(kernel: &'static str, what: &'static str, found: usize) -> Result<()> {

@@ -32,6 +32,7 @@ use crate::hybrid::HybridConfig;
 use crate::language_model::LanguageModel;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
+use crate::mamba2::Mamba2Config;
 use crate::mpt::{MptConfig, MptPositions};
 use crate::settings::ModelKind;
 
@@ -88,6 +89,8 @@ pub struct SpecialTokens {
 pub enum ModelConfig {
     /// Of Mamba.
     Mamba(MambaConfig),
+    /// Of Mamba-2.
+    Mamba2(Mamba2Config),
     /// Of MPT.
     Mpt(MptConfig),
     /// Of GPT-Neo.
@@ -122,12 +125,16 @@ impl ModelConfig {
             Some("llama" | "mistral" | "qwen2") => LlamaConfig::parse(path, value).map(Self::Llama),
             Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
             Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
-            // The original form of Mamba names none.
+            Some("mamba2") => Mamba2Config::parse(path, value).map(Self::Mamba2),
+            // The original form of both names none.
+            None if !keys.has("model_type") && keys.has("n_layer") && is_mamba2(value) => {
+                Mamba2Config::parse(path, value).map(Self::Mamba2)
+            }
             None if !keys.has("model_type") && keys.has("n_layer") => {
                 MambaConfig::parse(path, value).map(Self::Mamba)
             }
             _ => {
-                let expected = "\"mamba\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" \
+                let expected = "\"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" \
                                 or \"tidemill_hybrid\"";
                 Err(keys.wrong("model_type", expected))
             }
@@ -138,6 +145,7 @@ impl ModelConfig {
     pub fn kind(&self) -> ModelKind {
         match self {
             Self::Mamba(_) => ModelKind::Mamba,
+            Self::Mamba2(_) => ModelKind::Mamba2,
             Self::Mpt(_) => ModelKind::Mpt,
             Self::GptNeo(_) => ModelKind::GptNeo,
             Self::Llama(_) => ModelKind::Llama,
@@ -152,7 +160,9 @@ impl ModelConfig {
                 Some(config.max_seq_len)
             }
             Self::GptNeo(config) => Some(config.max_seq_len),
-            Self::Mamba(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => None,
+            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => {
+                None
+            }
         }
     }
 
@@ -163,7 +173,9 @@ impl ModelConfig {
                 &mut config.max_seq_len
             }
             Self::GptNeo(config) => &mut config.max_seq_len,
-            Self::Mamba(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => return,
+            Self::Mamba(_) | Self::Mamba2(_) | Self::Mpt(_) | Self::Llama(_) | Self::Hybrid(_) => {
+                return;
+            }
         };
         *max_seq_len = positions.max(*max_seq_len);
     }
@@ -175,6 +187,7 @@ impl ModelConfig {
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Mamba(config) => config.check(),
+            Self::Mamba2(config) => config.check(),
             Self::Mpt(config) => config.check(),
             Self::GptNeo(config) => config.check(),
             Self::Llama(config) => config.check(),
@@ -185,6 +198,7 @@ impl ModelConfig {
     fn family(&self) -> &dyn Family {
         match self {
             Self::Mamba(config) => config,
+            Self::Mamba2(config) => config,
             Self::Mpt(config) => config,
             Self::GptNeo(config) => config,
             Self::Llama(config) => config,
@@ -197,6 +211,7 @@ impl Family for ModelConfig {
     fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
         match self {
             Self::Mamba(config) => config.build(),
+            Self::Mamba2(config) => config.build(),
             Self::Mpt(config) => config.build(),
             Self::GptNeo(config) => config.build(),
             Self::Llama(config) => config.build(),
@@ -223,6 +238,7 @@ impl Family for ModelConfig {
     fn special_tokens_mut(&mut self) -> &mut SpecialTokens {
         match self {
             Self::Mamba(config) => config.special_tokens_mut(),
+            Self::Mamba2(config) => config.special_tokens_mut(),
             Self::Mpt(config) => config.special_tokens_mut(),
             Self::GptNeo(config) => config.special_tokens_mut(),
             Self::Llama(config) => config.special_tokens_mut(),
@@ -234,6 +250,12 @@ impl Family for ModelConfig {
 impl From<MambaConfig> for ModelConfig {
     fn from(config: MambaConfig) -> Self {
         Self::Mamba(config)
+    }
+}
+
+impl From<Mamba2Config> for ModelConfig {
+    fn from(config: Mamba2Config) -> Self {
+        Self::Mamba2(config)
     }
 }
 
@@ -259,6 +281,11 @@ impl From<HybridConfig> for ModelConfig {
     fn from(config: HybridConfig) -> Self {
         Self::Hybrid(config)
     }
+}
+
+/// Whether the original form of a config is one of Mamba-2.
+fn is_mamba2(value: &Value) -> bool {
+    value["ssm_cfg"]["layer"].as_str() == Some("Mamba2")
 }
 
 /// The plain methods of [`Family`], of a config with fields of these names.

@@ -68,8 +68,30 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
 
 /// The JSON in the bytes of `path`.
 pub(crate) fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value> {
-    serde_json::from_slice(bytes)
+    serde_json::from_slice(&with_infinity_as_text(bytes))
         .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))
+}
+
+/// Python writes a number without end as the bare word `Infinity`, which is no JSON: it becomes the text `"Infinity"`.
+fn with_infinity_as_text(bytes: &[u8]) -> Cow<'_, [u8]> {
+    const WORD: &[u8] = b"Infinity";
+    if !bytes.windows(WORD.len()).any(|word| word == WORD) {
+        return Cow::Borrowed(bytes);
+    }
+    let mut json = Vec::with_capacity(bytes.len() + 2);
+    let (mut rest, mut in_text, mut escaped) = (bytes, false, false);
+    while let [first, after @ ..] = rest {
+        if let (false, Some(after)) = (in_text, rest.strip_prefix(WORD)) {
+            json.extend_from_slice(b"\"Infinity\"");
+            rest = after;
+            continue;
+        }
+        in_text ^= *first == b'"' && !escaped;
+        escaped = in_text && *first == b'\\' && !escaped;
+        json.push(*first);
+        rest = after;
+    }
+    Cow::Owned(json)
 }
 
 /// The bytes of a `config.json`.

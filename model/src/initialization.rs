@@ -26,6 +26,13 @@ pub enum Initializer {
     },
     /// `ln(1), ln(2), ..., ln(n)` in every row: Mamba's `A_log` (S4D-real, Gu et al., 2022).
     LogOfColumn,
+    /// `ln(a)`, a uniform in `[least, most)`: Mamba-2's `A_log`.
+    LogOfUniform {
+        /// The least drawn.
+        least: f64,
+        /// Above the largest drawn.
+        most: f64,
+    },
     /// `softplus^-1(dt)` where `dt` is log-uniform in `[least, most]` but at least `floor`: the bias of Mamba's step sizes.
     InverseSoftplusOfLogUniform {
         /// The least step size drawn.
@@ -54,6 +61,9 @@ impl Initializer {
                 for (index, value) in out.iter_mut().enumerate() {
                     *value = libm::log((index % columns + 1) as f64) as f32;
                 }
+            }
+            Self::LogOfUniform { least, most } => {
+                out.fill_with(|| libm::log(least + draws.uniform() * (most - least)) as f32);
             }
             Self::InverseSoftplusOfLogUniform { least, most, floor } => {
                 let (low, high) = (libm::log(least), libm::log(most));
@@ -157,6 +167,12 @@ mod tests {
             let dt = f64::from(bias).exp().ln_1p();
             assert!((0.999e-3..0.1001).contains(&dt), "{dt}");
         }
+        let rates = draw(Initializer::LogOfUniform { least: 1.0, most: 16.0 }, "a", 3);
+        let rates: Vec<f64> = rates.iter().map(|&log| f64::from(log).exp()).collect();
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        assert!(rates.iter().all(|rate| (0.9999..16.0001).contains(rate)));
+        // Five standard errors of 20,000 draws.
+        assert!((mean - 8.5).abs() < 5.0 * 4.34 / 141.0, "{mean}");
         let a_log = draw(Initializer::LogOfColumn, "a", 0);
         assert_eq!(a_log[16..18], [0.0, std::f32::consts::LN_2]);
     }

@@ -3,7 +3,7 @@
 //! Tensors have the names and shapes of `MambaForCausalLM` in Hugging Face files; initial values are those of the
 //! reference implementation, `mamba_simple.py` of state-spaces.
 
-mod backward;
+pub(crate) mod backward;
 pub mod block;
 pub mod config;
 mod forward;

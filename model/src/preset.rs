@@ -1,8 +1,8 @@
 //! Models that have a name.
 //!
-//! Sizes of the Mamba family are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
+//! Sizes of Mamba and Mamba-2 are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
 //! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's;
-//! `llama-1b` is Llama 3.2's, with its positions before they are stretched. `mamba-10m`, `mpt-10m` and `llama-10m` are this project's own, for
+//! `llama-1b` is Llama 3.2's, with its positions before they are stretched. `mamba-10m`, `mamba2-10m`, `mpt-10m` and `llama-10m` are this project's own, for
 //! benchmarks.
 
 use crate::error::{ModelError, Result};
@@ -10,10 +10,13 @@ use crate::family::ModelConfig;
 use crate::gpt_neo::GptNeoConfig;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
+use crate::mamba2::Mamba2Config;
 use crate::mpt::MptConfig;
 
 /// The vocabulary of GPT-NeoX's tokenizer, padded to a multiple of 8 as in the published checkpoints.
 const GPT_NEOX_VOCABULARY: usize = 50_280;
+/// The same, padded to a multiple of 16 as in the published checkpoints of Mamba-2.
+const MAMBA_2_VOCABULARY: usize = 50_288;
 /// The same, padded as LLM Foundry does.
 const MPT_VOCABULARY: usize = 50_368;
 /// The vocabulary of Llama 3's tokenizer.
@@ -30,6 +33,8 @@ struct Preset {
 enum Sizes {
     /// v, d and blocks.
     Mamba(usize, usize, usize),
+    /// v, d and blocks.
+    Mamba2(usize, usize, usize),
     /// d, blocks and heads.
     Mpt(usize, usize, usize),
     /// d, blocks and heads.
@@ -40,7 +45,7 @@ enum Sizes {
     Llama(usize, [usize; 5]),
 }
 
-const PRESETS: [Preset; 19] = [
+const PRESETS: [Preset; 22] = [
     Preset { name: "mamba-10m", sizes: Sizes::Mamba(4096, 256, 8) },
     Preset { name: "mamba-130m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 768, 24) },
     Preset { name: "mamba-370m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 1024, 48) },
@@ -48,6 +53,9 @@ const PRESETS: [Preset; 19] = [
     Preset { name: "mamba-1.4b", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 2048, 48) },
     Preset { name: "mamba-2.8b", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 2560, 64) },
     Preset { name: "mambaoutai-1.6b", sizes: Sizes::Mamba(65_024, 2688, 32) },
+    Preset { name: "mamba2-10m", sizes: Sizes::Mamba2(4096, 256, 8) },
+    Preset { name: "mamba2-130m", sizes: Sizes::Mamba2(MAMBA_2_VOCABULARY, 768, 24) },
+    Preset { name: "mamba2-1.3b", sizes: Sizes::Mamba2(MAMBA_2_VOCABULARY, 2048, 48) },
     Preset { name: "mpt-10m", sizes: Sizes::Mpt10m },
     Preset { name: "mpt-125m", sizes: Sizes::Mpt(768, 12, 12) },
     Preset { name: "mpt-350m", sizes: Sizes::Mpt(1024, 24, 16) },
@@ -81,6 +89,9 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
         Sizes::Mamba(vocab_size, d_model, n_layers) => {
             MambaConfig::new(vocab_size, d_model, n_layers).into()
         }
+        Sizes::Mamba2(vocab_size, d_model, n_layers) => {
+            Mamba2Config::new(vocab_size, d_model, n_layers).into()
+        }
         Sizes::Mpt(d_model, n_layers, n_heads) => {
             MptConfig::new(MPT_VOCABULARY, d_model, n_layers, n_heads).into()
         }
@@ -102,7 +113,8 @@ mod tests {
 
     /// By hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
     /// `v d + d + blocks (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
-    /// checkpoints agree with their files: 129,135,360 and so on. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
+    /// checkpoints agree with their files: 129,135,360 and so on. For Mamba-2 with h = e / 64 and c = e + 256: `v d + d + blocks
+    /// (d + (e + c + h) d + 5 c + 3 h + e + d e)`. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
     /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
     /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones. For Llama with heads of p = d / h: `v d + d + blocks (2 d^2 + 2 d g p +
     /// 3 d f + 2 d)`, which is Llama 3.2 1B's 1,235,814,400.
@@ -116,6 +128,9 @@ mod tests {
             ("mamba-1.4b", 1_372_178_432),
             ("mamba-2.8b", 2_768_345_600),
             ("mambaoutai-1.6b", 1_629_403_776),
+            ("mamba2-10m", 4_772_288),
+            ("mamba2-130m", 128_989_632),
+            ("mamba2-1.3b", 1_343_757_312),
             ("mpt-10m", 7_344_384),
             ("mpt-125m", 125_311_488),
             ("mpt-350m", 355_985_408),

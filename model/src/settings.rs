@@ -15,6 +15,7 @@ use crate::hybrid::{BlockPattern, HybridConfig};
 use crate::language_model::Recompute;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
+use crate::mamba2::Mamba2Config;
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
 
@@ -40,18 +41,24 @@ pub struct ModelSettings {
     /// The number of blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_layers: Option<usize>,
-    /// Mamba: n, the states of a channel.
+    /// Mamba and Mamba-2: n, the states of a channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub d_state: Option<usize>,
-    /// Mamba: k, the taps of the convolution.
+    /// Mamba and Mamba-2: k, the taps of the convolution.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub d_conv: Option<usize>,
-    /// Mamba: the inner width as a multiple of `d_model`.
+    /// Mamba and Mamba-2: the inner width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expand: Option<usize>,
     /// Mamba: r, the rank of the step sizes; `ceil(d_model / 16)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dt_rank: Option<usize>,
+    /// Mamba-2: p, the channels of a head, a divisor of the inner width; 64 where not given, or the most below that divide it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_width: Option<usize>,
+    /// Mamba-2: g, groups of heads that share B and C, a divisor of the heads; 1 where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_groups: Option<usize>,
     /// Attention: h, heads; with a preset and another `d_model`, heads about as wide as the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_heads: Option<usize>,
@@ -109,6 +116,8 @@ pub struct ModelSettings {
 pub enum ModelKind {
     /// Mamba (Gu and Dao, 2023).
     Mamba,
+    /// Mamba-2 (Dao and Gu, 2024).
+    Mamba2,
     /// MPT (MosaicML, 2023).
     Mpt,
     /// GPT-Neo (Black et al., 2021).
@@ -175,6 +184,9 @@ impl ModelSettings {
     fn smallest(&self, kind: ModelKind) -> ModelConfig {
         let mamba = MambaConfig::new(1, 1, 1);
         match (kind, &self.layer_pattern) {
+            (ModelKind::Mamba2, _) => {
+                Mamba2Config { head_width: 64, ..Mamba2Config::new(1, 1, 1) }.into()
+            }
             (ModelKind::Mpt, _) => MptConfig::new(1, 1, 1, 1).into(),
             (ModelKind::GptNeo, _) => GptNeoConfig::new(1, 1, 1, 1).into(),
             (ModelKind::Llama, _) => LlamaConfig::new(1, 1, 1, 1).into(),
@@ -190,6 +202,7 @@ impl ModelSettings {
     fn over(&self, config: ModelConfig, vocab_size: usize) -> ModelConfig {
         match config {
             ModelConfig::Mamba(config) => self.over_mamba(config, vocab_size).into(),
+            ModelConfig::Mamba2(config) => self.over_mamba2(config, vocab_size).into(),
             ModelConfig::Mpt(config) => self.over_mpt(config, vocab_size).into(),
             ModelConfig::GptNeo(config) => self.over_gpt_neo(config, vocab_size).into(),
             ModelConfig::Llama(config) => self.over_llama(config, vocab_size).into(),
@@ -213,6 +226,24 @@ impl ModelSettings {
             d_conv: self.d_conv.unwrap_or(config.d_conv),
             expand: self.expand.unwrap_or(config.expand),
             dt_rank: self.dt_rank.unwrap_or_else(|| MambaConfig::default_dt_rank(d_model)),
+            ..config
+        }
+    }
+
+    fn over_mamba2(&self, config: Mamba2Config, vocab_size: usize) -> Mamba2Config {
+        let d_model = self.d_model.unwrap_or(config.d_model);
+        let expand = self.expand.unwrap_or(config.expand);
+        let like =
+            || Mamba2Config::head_width_like(config.head_width, expand.saturating_mul(d_model));
+        Mamba2Config {
+            vocab_size,
+            d_model,
+            n_layers: self.n_layers.unwrap_or(config.n_layers),
+            d_state: self.d_state.unwrap_or(config.d_state),
+            d_conv: self.d_conv.unwrap_or(config.d_conv),
+            expand,
+            head_width: self.head_width.unwrap_or_else(like),
+            n_groups: self.n_groups.unwrap_or(config.n_groups),
             ..config
         }
     }
@@ -298,6 +329,14 @@ impl From<&ModelConfig> for ModelSettings {
         };
         match config {
             ModelConfig::Mamba(config) => settings.with_mamba(config),
+            ModelConfig::Mamba2(config) => Self {
+                d_state: Some(config.d_state),
+                d_conv: Some(config.d_conv),
+                expand: Some(config.expand),
+                head_width: Some(config.head_width),
+                n_groups: Some(config.n_groups),
+                ..settings
+            },
             ModelConfig::Mpt(config) => Self {
                 n_heads: Some(config.n_heads),
                 expansion: Some(config.expansion),

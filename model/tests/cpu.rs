@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use bodies::arm::Arm;
 use bodies::every_body;
-use bodies::families::{attention_models, tied_and_untied};
+use bodies::families::{models_beside_mamba, tied_and_untied};
 use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use bodies::leases::{WALK, strict_passes};
 use bodies::strict_source::Withheld;
@@ -146,7 +146,8 @@ fn threads_and_vector_width_change_no_bit() {
     }
     // Positions are more than two tiles of keys, and no whole number of them.
     let models = [("mamba", config.into(), 301)].into_iter();
-    let models = models.chain(attention_models().into_iter().map(|(name, of)| (name, of, 157)));
+    let models =
+        models.chain(models_beside_mamba::<Cpu>().into_iter().map(|(name, of)| (name, of, 157)));
     for (name, config, positions) in models {
         let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.1);

@@ -1,11 +1,12 @@
-//! Every tensor of MPT, GPT-Neo and a hybrid begins as in the code that the family comes from. No device is needed.
+//! Every tensor of MPT, GPT-Neo, Mamba-2 and a hybrid begins as in the code that the family comes from. No device is needed.
 //!
 //! All models are 64 wide, have MLPs of 256 and 4 layers: expected numbers are written out, so that no formula is tested
 //! against itself.
 
 use tidemill_kernels::Cpu;
 use tidemill_model::{
-    Family, GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, MambaConfig, MptConfig,
+    Family, GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, Mamba2Config, MambaConfig,
+    MptConfig,
 };
 
 /// What the values of a tensor are.
@@ -19,11 +20,13 @@ enum Begin {
     Uniform(f64),
     /// `ln(1), ln(2), ...` in every row of this many.
     Logarithms(usize),
+    /// Logarithms of what is uniform in `[1, 16)`.
+    Rates,
     /// What softplus takes to steps that are log-uniform in `[0.001, 0.1]`.
     StepSizes,
 }
 
-use Begin::{All, Logarithms, Normal, StepSizes, Uniform};
+use Begin::{All, Logarithms, Normal, Rates, StepSizes, Uniform};
 
 /// How many standard errors an estimate may be off.
 const STANDARD_ERRORS: f64 = 5.0;
@@ -54,6 +57,11 @@ impl Begin {
                 let expected = ((index % columns + 1) as f64).ln();
                 (x - expected).abs() < 1e-6
             }),
+            Rates => {
+                each(&|_, x| (0.9999..16.0001).contains(&x.exp()));
+                let rates: Vec<_> = values.iter().map(|x| x.exp()).collect();
+                check_moments(name, &rates, [8.5, 15.0 / 12.0_f64.sqrt()], 1.8);
+            }
             StepSizes => {
                 let step = |x: f64| x.exp().ln_1p();
                 each(&|_, x| (0.999e-3..0.1001).contains(&step(x)));
@@ -192,6 +200,31 @@ fn llama_begins_as_in_transformers() {
         expected.add(&format!("model.layers.{index}."), &layer);
     }
     expected.add("model.", &[("norm.weight", All(1.0))]);
+    expected.check(&config);
+}
+
+/// As in state-spaces' `mamba2.py`; the last map is divided by the root of 4 layers.
+#[test]
+fn mamba2_begins_as_in_state_spaces() {
+    let config = Mamba2Config { head_width: 2, d_state: 16, ..Mamba2Config::new(259, 64, 4) };
+    let layer = [
+        ("norm.weight", All(1.0)),
+        ("mixer.in_proj.weight", Uniform(0.125)),
+        ("mixer.conv1d.weight", Uniform(0.5)),
+        ("mixer.conv1d.bias", Uniform(0.5)),
+        ("mixer.dt_bias", StepSizes),
+        ("mixer.A_log", Rates),
+        ("mixer.D", All(1.0)),
+        // Of 128 inputs.
+        ("mixer.out_proj.weight", Uniform(0.088_388_348 / 2.0)),
+        ("mixer.norm.weight", All(1.0)),
+    ];
+    let mut expected = Expected::default();
+    expected.add("backbone.", &[("embeddings.weight", Normal(0.02))]);
+    for index in 0..4 {
+        expected.add(&format!("backbone.layers.{index}."), &layer);
+    }
+    expected.add("backbone.norm_f.", &[("weight", All(1.0))]);
     expected.check(&config);
 }
 

@@ -16,8 +16,8 @@ use tidemill_model::hugging_face::{
 };
 
 use tidemill_model::{
-    GptNeoConfig, LanguageModel, Layout, LlamaConfig, MambaConfig, ModelConfig, MptConfig,
-    SpecialTokens, Tensor,
+    GptNeoConfig, LanguageModel, Layout, LlamaConfig, Mamba2Config, MambaConfig, ModelConfig,
+    MptConfig, SpecialTokens, Tensor,
 };
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
@@ -310,7 +310,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 4] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 5] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
@@ -340,11 +340,20 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 4] {
         special_tokens,
         ..LlamaConfig::new(103, 16, 1, 4)
     };
-    let configs: [(_, ModelConfig); 4] = [
+    let mamba2 = Mamba2Config {
+        d_state: 6,
+        d_conv: 3,
+        head_width: 4,
+        n_groups: 2,
+        special_tokens,
+        ..Mamba2Config::new(103, 16, 2)
+    };
+    let configs: [(_, ModelConfig); 5] = [
         ("written_by_tidemill", mamba.into()),
         ("mpt_written_by_tidemill", mpt.into()),
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
         ("llama_written_by_tidemill", llama.into()),
+        ("mamba2_written_by_tidemill", mamba2.into()),
     ];
     configs.map(|(name, config)| {
         let model = LanguageModel::<Cpu>::new(&config).expect("sizes");
@@ -362,7 +371,8 @@ fn integer_weights(layout: &Layout) -> Vec<f32> {
             None if tensor.shape.len() == 1 => (1.0, 0.25),
             Some("D") => (1.0, 0.5),
             Some("A_log") => (0.75, 1.0),
-            Some("dt_proj.bias") => (-2.0, 2.0),
+            Some("dt_proj.bias" | "dt_bias") => (-2.0, 2.0),
+            Some("norm.weight") => (1.0, 0.25),
             Some("conv1d.bias") => (0.0, 0.25),
             _ => (0.0, 0.75),
         };

@@ -40,7 +40,7 @@ fn model_folders() {
         ("{\"model_type\": 3}", "found 3"),
         ("{}", "found nothing"),
     ] {
-        let expected = "model_type: expected \"mamba\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" or \"tidemill_hybrid\"";
+        let expected = "model_type: expected \"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" or \"tidemill_hybrid\"";
         write("config.json", config.as_bytes());
         generate("model", &["model/config.json", expected, found]);
     }
@@ -142,6 +142,8 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
         "num_attention_heads: expected a divisor of hidden_size",
     ),
     ("hybrid", "/num_attention_heads", "null", "num_attention_heads: expected a whole number"),
+    ("mamba2", "/num_heads", "5", "num_heads: expected expand * hidden_size / head_dim"),
+    ("mamba2", "/time_step_limit", "[2]", "time_step_limit: expected a list of two numbers"),
     ("mamba", "/hidden_act", "\"relu\"", "hidden_act: expected \"silu\", found \"relu\""),
     ("mamba", "/intermediate_size", "7", "intermediate_size: expected expand * hidden_size = 60"),
 ];

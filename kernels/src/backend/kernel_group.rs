@@ -35,6 +35,11 @@ pub enum KernelGroup {
         /// n
         states: usize,
     },
+    /// The scan of heads, its gradients and its pieces.
+    HeadScan {
+        /// n
+        states: usize,
+    },
     /// Attention and its gradients.
     Attention {
         /// p

@@ -122,12 +122,16 @@ impl<'a> Inputs<'a> {
         })
     }
 
+    /// B and C from row `first_row` on.
+    #[inline(always)]
+    pub(crate) fn coefficients(&self, first_row: usize, states: usize) -> [Rows<'a>; 2] {
+        [0, states].map(|column| self.bc.part(first_row, column, states))
+    }
+
     /// Of the `steps` positions of a sample from `position`, whose rows begin at `first_row`, those that begin a document
     /// after another: a bit each.
     pub(crate) fn beginnings(&self, first_row: usize, position: usize, steps: usize) -> u8 {
-        (0..steps).fold(0, |bits, q| {
-            bits | u8::from(self.documents.begins(first_row + q, position + q)) << q
-        })
+        self.documents.beginnings(first_row, position, steps)
     }
 }
 
@@ -170,19 +174,11 @@ pub(crate) struct Coefficients<'a> {
 }
 
 impl<'a> Coefficients<'a> {
-    /// Copies B and C of `rows` into `out`, so that no tile is cut short.
+    /// Copies the first `rows` rows of B and of C into `out`, so that none of their `tiles` is cut short.
     #[inline(always)]
-    pub(crate) fn gather(
-        out: &mut [Lanes],
-        bc: Rows<'_>,
-        first_row: usize,
-        rows: usize,
-        layout: &ScanLayout,
-    ) {
-        let tiles = layout.tiles;
+    pub(crate) fn gather(out: &mut [Lanes], [b, c]: [Rows<'_>; 2], rows: usize, tiles: usize) {
         for (row, out) in out.chunks_exact_mut(2 * tiles).take(rows).enumerate() {
-            let (b, c) = bc.row(first_row + row).split_at(layout.states);
-            for (lanes, coefficients) in out.chunks_exact_mut(tiles).zip([b, c]) {
+            for (lanes, coefficients) in out.chunks_exact_mut(tiles).zip([b.row(row), c.row(row)]) {
                 lanes.fill(Lanes::ZERO);
                 for (lanes, states) in lanes.iter_mut().zip(coefficients.chunks(LANES)) {
                     lanes.0[..states.len()].copy_from_slice(states);

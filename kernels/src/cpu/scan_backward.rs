@@ -250,7 +250,7 @@ impl<'a> Backward<'a> {
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
         let Scratch { decay, h, dc, db, carry, coefficients } = &mut self.scratch;
-        Coefficients::gather(coefficients, inputs.bc, first, steps, &self.layout);
+        Coefficients::gather(coefficients, inputs.coefficients(first, states), steps, tiles);
         let coefficients = &**coefficients;
         let beginnings = inputs.beginnings(first, range.start, steps);
         dc.fill([Lanes::ZERO; LANES]);

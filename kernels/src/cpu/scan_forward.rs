@@ -90,7 +90,8 @@ impl<'a> Forward<'a> {
         let steps = range.len().min(CHUNK);
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
-        Coefficients::gather(self.coefficients, inputs.bc, first, steps, &self.layout);
+        let bc = inputs.coefficients(first, self.layout.states);
+        Coefficients::gather(self.coefficients, bc, steps, tiles);
         let beginnings = inputs.beginnings(first, range.start, steps);
 
         let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];

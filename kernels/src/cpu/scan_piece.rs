@@ -53,7 +53,7 @@ pub(crate) fn selective_scan_piece(
     let of_samples = coefficients.chunks_exact_mut(positions * row_lanes).enumerate();
     for (sample, coefficients) in of_samples {
         let (first, count) = (sample * positions, lengths.of(sample));
-        Coefficients::gather(coefficients, inputs.bc, first, count, &layout);
+        Coefficients::gather(coefficients, inputs.coefficients(first, states), count, tiles);
     }
     let (decay_rates, coefficients) = (&*decay_rates, &*coefficients);
     let of_samples = out.parts(positions).zip(state.chunks_exact_mut(channels * states));

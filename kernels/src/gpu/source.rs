@@ -261,6 +261,7 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
             }
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
+            KernelGroup::HeadScan { .. } => {}
             KernelGroup::Attention { head_width } => {
                 let width = HeadWidth::of(head_width);
                 sources.extend([width.forward(), width.backward()]);

@@ -217,7 +217,7 @@ impl<B: Backend> Backward<'_, B> {
 }
 
 /// Adds `grad_out^T input` to the weight at `place`, grain by grain.
-fn add_weight<B: Backend>(
+pub(crate) fn add_weight<B: Backend>(
     device: &mut Device<'_, B>,
     lane: &mut SliceMut<'_, B, f32>,
     place: &Range<usize>,
@@ -231,7 +231,7 @@ fn add_weight<B: Backend>(
 }
 
 /// Adds `gradients[grains, ..]` to the tensor at `place`, grain by grain.
-fn accumulate<B: Backend>(
+pub(crate) fn accumulate<B: Backend>(
     device: &mut Device<'_, B>,
     lane: &mut SliceMut<'_, B, f32>,
     place: &Range<usize>,

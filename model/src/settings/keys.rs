@@ -11,6 +11,7 @@ impl ModelKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Mamba => "mamba",
+            Self::Mamba2 => "mamba2",
             Self::Mpt => "mpt",
             Self::GptNeo => "gpt_neo",
             Self::Llama => "llama",
@@ -21,7 +22,7 @@ impl ModelKind {
     /// The sizes that a table without a preset must give beside [`COMMON`].
     fn required(self) -> &'static [&'static str] {
         match self {
-            Self::Mamba => &["d_state", "d_conv", "expand"],
+            Self::Mamba | Self::Mamba2 => &["d_state", "d_conv", "expand"],
             Self::Mpt => &["n_heads", "expansion", "max_seq_len"],
             Self::GptNeo => &["n_heads", "expansion", "max_seq_len", "window_size"],
             Self::Llama => &["n_heads", "n_kv_heads", "mlp_width"],
@@ -38,6 +39,16 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
         ModelKind::Mamba => {
             &["vocab_size", "d_model", "n_layers", "d_state", "d_conv", "expand", "dt_rank"]
         }
+        ModelKind::Mamba2 => &[
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "d_state",
+            "d_conv",
+            "expand",
+            "head_width",
+            "n_groups",
+        ],
         ModelKind::Mpt => &[
             "vocab_size",
             "d_model",
@@ -90,7 +101,7 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
 
 impl ModelSettings {
     /// Every key that says something about numbers, with its value where it has one.
-    fn given(&self) -> [(&'static str, Option<String>); 22] {
+    fn given(&self) -> [(&'static str, Option<String>); 24] {
         fn shown<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
         }
@@ -103,6 +114,8 @@ impl ModelSettings {
             ("d_conv", shown(self.d_conv)),
             ("expand", shown(self.expand)),
             ("dt_rank", shown(self.dt_rank)),
+            ("head_width", shown(self.head_width)),
+            ("n_groups", shown(self.n_groups)),
             ("n_heads", shown(self.n_heads)),
             ("n_kv_heads", shown(self.n_kv_heads)),
             ("mlp_width", shown(self.mlp_width)),

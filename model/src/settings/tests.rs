@@ -94,6 +94,9 @@ fn what_a_run_writes_down_means_the_same() {
     for json in [
         r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5, "d_conv": 3,
             "expand": 3, "vocab_size": 259}"#,
+        r#"{"preset": "mamba2-10m", "d_model": 96, "d_state": 16, "n_groups": 3}"#,
+        r#"{"kind": "mamba2", "vocab_size": 9, "d_model": 30, "n_layers": 2, "d_state": 5,
+            "d_conv": 3, "expand": 2, "head_width": 12}"#,
         r#"{"preset": "mpt-125m", "clip_qkv": 6, "logit_scale": "inv_sqrt_d_model"}"#,
         r#"{"kind": "mpt", "vocab_size": 9, "d_model": 32, "n_layers": 2, "n_heads": 4,
             "expansion": 3, "max_seq_len": 64, "alibi": true, "softmax_scale": 0.5}"#,
@@ -131,6 +134,21 @@ fn mistakes_are_named() {
             "mamba-10m",
             r#""n_heads": 4"#,
             "model.n_heads: expected no such size for a mamba model, found 4",
+        ),
+        (
+            "mamba2-10m",
+            r#""head_width": 48"#,
+            "model.head_width: expected a divisor of expand times d_model, which is 512, found 48",
+        ),
+        (
+            "mamba2-10m",
+            r#""n_groups": 3"#,
+            "model.n_groups: expected a divisor of the 8 heads, found 3",
+        ),
+        (
+            "mamba2-10m",
+            r#""dt_rank": 3"#,
+            "model.dt_rank: expected no such size for a mamba2 model, found 3",
         ),
         ("mamba-10m", r#""d_state": 0"#, "model.d_state: expected 1 to 256, found 0"),
         (

@@ -6,7 +6,7 @@ use tidemill_model::{
 };
 
 use super::arm::Arm;
-use super::families::attention_models;
+use super::families::models_beside_mamba;
 use super::lane::{Lane, bits, moved_parameters, noise, odd_config, rows};
 
 /// The token that ends a document.
@@ -121,7 +121,7 @@ pub fn of_mamba_are_independent<B: Backend>(arm: &Arm<B>) {
 
 /// Documents in models with attention, and in a hybrid of both.
 pub fn of_attention_are_independent<B: Backend>(arm: &Arm<B>) {
-    for (name, config) in attention_models() {
+    for (name, config) in models_beside_mamba::<B>() {
         println!("{name}");
         assert_independent(arm, &LanguageModel::new(&config).expect(name));
     }

@@ -1,9 +1,9 @@
-//! Small models of odd sizes, of every family with attention, for the bodies that all families go through.
+//! Small models of odd sizes, of every family, for the bodies that all families go through.
 
 use tidemill_kernels::Backend;
 use tidemill_model::mpt::{LogitScale, MptPositions};
 use tidemill_model::{
-    GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, MambaConfig, Microbatch,
+    GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, Mamba2Config, MambaConfig, Microbatch,
     MicrobatchShape, ModelConfig, MptConfig, Recompute, Trainable,
 };
 
@@ -12,8 +12,17 @@ use super::lane::{
     Walk, bits, loss_bits, moved_parameters, odd_config, run_lane_of_documents, tokens,
 };
 
-/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways.
-pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
+/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways; and a Mamba-2 of two groups
+/// whose step sizes are clamped, where the backend has its kernels.
+pub fn models_beside_mamba<B: Backend>() -> Vec<(&'static str, ModelConfig)> {
+    let mamba2 = Mamba2Config {
+        d_state: 5,
+        d_conv: 3,
+        head_width: 3,
+        n_groups: 2,
+        delta_limits: [0.02, 0.8],
+        ..Mamba2Config::new(13, 6, 2)
+    };
     let alibi = MptConfig { expansion: 3, ..MptConfig::new(13, 9, 2, 3).with_alibi_and_no_bias() };
     let foundry = MptConfig {
         max_seq_len: 160,
@@ -47,28 +56,35 @@ pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
         n_heads: 3,
         expansion: 2,
     };
-    vec![
+    let mut models = vec![
         ("mpt", alibi.into()),
         ("mpt of foundry", foundry.into()),
         ("gpt-neo", gpt_neo.into()),
         ("llama", llama.into()),
         ("qwen2 with a window", qwen2.into()),
         ("hybrid", hybrid.into()),
-    ]
+    ];
+    if B::HAS_HEAD_SCAN {
+        models.push(("mamba2", mamba2.into()));
+    } else {
+        println!("not run: mamba2, of which this backend has no kernels");
+    }
+    models
 }
 
-/// The models of [`attention_models`], and a Mamba.
-pub fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
-    [("mamba", odd_config().into())].into_iter().chain(attention_models())
+/// The models of [`models_beside_mamba`], and a Mamba.
+pub fn models<B: Backend>() -> impl Iterator<Item = (&'static str, ModelConfig)> {
+    [("mamba", odd_config().into())].into_iter().chain(models_beside_mamba::<B>())
 }
 
 /// The models of [`models`], each with a head that reads the embedding table and with one that has its own.
 pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
     let mut both = Vec::new();
-    for (name, mut config) in models() {
+    for (name, mut config) in models::<B>() {
         for tied in [true, false] {
             *match &mut config {
                 ModelConfig::Mamba(config) => &mut config.tie_embeddings,
+                ModelConfig::Mamba2(config) => &mut config.tie_embeddings,
                 ModelConfig::Mpt(config) => &mut config.tie_embeddings,
                 ModelConfig::GptNeo(config) => &mut config.tie_embeddings,
                 ModelConfig::Llama(config) => &mut config.tie_embeddings,
@@ -86,7 +102,7 @@ pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
     let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
-    for (name, mut config) in models() {
+    for (name, mut config) in models::<B>() {
         // At least two blocks of each kind: one alone keeps its own.
         match &mut config {
             ModelConfig::Mpt(config) => config.n_layers = 2,

@@ -14,7 +14,7 @@ use tidemill_model::{
 };
 
 use super::arm::Arm;
-use super::families::attention_models;
+use super::families::models_beside_mamba;
 use super::lane::bits;
 
 /// Positions of a piece: as many as there can be, or fewer, where a test cuts them itself.
@@ -46,7 +46,8 @@ fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<
     };
     let configs = arm.sizes.choose(vec![odd.clone(), untied, one_tap.clone()], vec![odd, one_tap]);
     let configs = configs.into_iter().map(ModelConfig::from);
-    let mut attention: Vec<_> = attention_models().into_iter().map(|(_, config)| config).collect();
+    let mut attention: Vec<_> =
+        models_beside_mamba::<B>().into_iter().map(|(_, config)| config).collect();
     for config in &mut attention {
         match config {
             ModelConfig::Mpt(config) => config.max_seq_len = count,

@@ -6,7 +6,7 @@ use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::{LanguageModel, Layout, MambaConfig, ModelConfig, Tensor};
 
 use super::arm::{Arm, Sizes};
-use super::families::attention_models;
+use super::families::models_beside_mamba;
 use super::lane::{Walk, loss, moved_parameters, noise, odd_config, run_lane, tokens};
 
 /// A lane of odd sizes.
@@ -147,9 +147,11 @@ pub fn untied_agrees<B: Backend>(arm: &Arm<B>) {
 
 /// Without clipping, which has no derivative where it begins.
 pub fn attention_agrees<B: Backend>(arm: &Arm<B>) {
-    for (name, mut config) in attention_models() {
-        if let ModelConfig::Mpt(config) = &mut config {
-            config.clip_qkv = None;
+    for (name, mut config) in models_beside_mamba::<B>() {
+        match &mut config {
+            ModelConfig::Mpt(config) => config.clip_qkv = None,
+            ModelConfig::Mamba2(config) => config.delta_limits = [0.0, f64::INFINITY],
+            _ => {}
         }
         check(arm, &LanguageModel::new(&config).expect(name));
     }
@@ -170,7 +172,7 @@ pub fn agree_with_the_cpu<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn attention_agrees_with_the_cpu<B: Backend>(arm: &Arm<B>) {
-    for (_, config) in attention_models() {
+    for (_, config) in models_beside_mamba::<B>() {
         compare_with_the_cpu(arm, &config, [3, 37]);
     }
 }

@@ -1,0 +1,127 @@
+//! The scan of heads.
+
+use super::Runtime;
+use crate::error::{KernelError, Result};
+use crate::shape::HeadScanShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// Between which numbers step sizes stay: delta is clamped to them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeltaLimits {
+    least: f32,
+    most: f32,
+}
+
+impl DeltaLimits {
+    /// No step size is clamped.
+    pub const NONE: Self = Self { least: 0.0, most: f32::INFINITY };
+
+    /// Those of at least `least` and at most `most`, which may be infinite.
+    ///
+    /// # Errors
+    /// A negative or infinite least, or a most that is not above it.
+    pub fn new(least: f32, most: f32) -> Result<Self> {
+        if least.is_finite() && least >= 0.0 && most > least {
+            return Ok(Self { least, most });
+        }
+        let expected = "0 or more, then more than that";
+        let found = format!("{least} and {most}");
+        Err(KernelError::shape("head_scan", "limits of delta", expected, found))
+    }
+
+    /// The least step size.
+    pub fn least(self) -> f32 {
+        self.least
+    }
+
+    /// The greatest step size.
+    pub fn most(self) -> f32 {
+        self.most
+    }
+}
+
+/// What the scan of heads reads, forward and backward.
+pub struct HeadScanInputs<'a, B: Runtime> {
+    /// `projected[b t, e + c + h]`, in_proj's product, with e = h p and c = e + 2 g n: the gate z before SiLU, what the convolution
+    /// reads, and the raw step sizes, before their bias and softplus. The columns between are not read.
+    pub projected: Matrix<'a, B, B::Activation>,
+    /// `xbc[b t, c]`, after convolution and SiLU: x (head i in columns `i p .. (i + 1) p`), B of every group, C of every group.
+    pub xbc: Matrix<'a, B, B::Activation>,
+    /// `delta_bias[h]`.
+    pub delta_bias: Slice<'a, B, f32>,
+    /// `a_log[h]`.
+    pub a_log: Slice<'a, B, f32>,
+    /// `d[h]`: the skip.
+    pub d: Slice<'a, B, f32>,
+    /// Between which numbers delta stays.
+    pub delta_limits: DeltaLimits,
+    /// `starts[b t]`, as in [`ConvInputs`](super::ConvInputs): the state before a document's first row is zero. A piece takes none.
+    pub starts: Option<Slice<'a, B, u32>>,
+}
+
+/// Outputs of the backward scan of heads.
+pub struct HeadScanGradients<'a, B: Runtime> {
+    /// `dprojected[b t, e + c + h]`, of which z's and the raw step sizes' columns are written; those between are left as they are.
+    pub dprojected: MatrixMut<'a, B, B::Activation>,
+    /// `dxbc[b t, c]`.
+    pub dxbc: MatrixMut<'a, B, B::Activation>,
+    /// `da_log[grains, h]`.
+    pub da_log: SliceMut<'a, B, f32>,
+    /// `dd[grains, h]`.
+    pub dd: SliceMut<'a, B, f32>,
+    /// `ddelta_bias[grains, h]`.
+    pub ddelta_bias: SliceMut<'a, B, f32>,
+}
+
+/// The scan of Mamba-2, whose heads have one decay each. See the [module](super) for what every kernel promises.
+pub trait HeadScan: Runtime {
+    /// Whether the backend has these kernels. Where it has not, the methods below answer an error.
+    const HAS_HEAD_SCAN: bool;
+
+    /// About the bytes that [`head_scan_backward`](Self::head_scan_backward) takes of the device's memory beside its arguments, and
+    /// that a stream keeps for its next kernels; of a CPU, those of one thread.
+    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize;
+
+    /// The scan with softplus, skip and gate (Dao and Gu, 2024, section 7), for each of the p channels of a head:
+    ///
+    /// ```text
+    /// delta = clamp(softplus(delta_raw + delta_bias))
+    /// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample and document
+    /// y_t   = C_t . h_t + D x_t
+    /// out_t = y_t * silu(z_t)
+    /// ```
+    ///
+    /// delta, A and D are a head's, B and C a group's. `out[b t, h p]` is fp32, as the norm that follows reads it.
+    fn head_scan_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()>;
+
+    /// The gradients of [`head_scan_forward`](Self::head_scan_forward), which saves nothing: states are formed again.
+    fn head_scan_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        gradients: HeadScanGradients<'_, Self>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()>;
+
+    /// [`head_scan_forward`](Self::head_scan_forward) of sequences that go on, for generation: `state[b, h, p, n]` is h before the
+    /// first position, and is moved on behind the last. Of sample i there are the first `lengths[i]` positions, all of them where there
+    /// are no lengths; rows behind these are neither read nor written.
+    ///
+    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    fn head_scan_piece(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()>;
+}
