@@ -10,6 +10,8 @@ mod foundry;
 mod interpolation;
 mod optimizer;
 mod run_toml;
+#[cfg(test)]
+mod tests;
 mod translation;
 
 use std::path::PathBuf;
@@ -69,6 +71,7 @@ fn translate(text: &str, name: &str) -> Result<String, String> {
     let mut leaves = document::leaves(text.trim_start_matches('\u{feff}'))?;
     let named = interpolation::resolve(&mut leaves)?;
     let mut translation = Translation::new(leaves);
+    translation.settle_nulls();
     let framework = if deepspeed::is_one(&translation) {
         deepspeed::translate(&mut translation)?;
         "config of DeepSpeed"

@@ -61,6 +61,25 @@ impl Value {
         }
     }
 
+    /// A number that is finite.
+    pub(super) fn number(&self) -> Option<f64> {
+        match self {
+            Self::Whole(whole) => Some(*whole as f64),
+            Self::Number(number) => Some(*number),
+            Self::Text(text) => text.parse().ok(),
+            Self::Null | Self::Flag(_) | Self::List(_) | Self::EmptyTable => None,
+        }
+        .filter(|number: &f64| number.is_finite())
+    }
+
+    /// The numbers of a list; none where it is no list.
+    pub(super) fn numbers(&self) -> Vec<Option<f64>> {
+        match self {
+            Self::List(values) => values.iter().map(Self::number).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// As comments and errors quote it.
     pub(super) fn quoted(&self) -> String {
         match self {
@@ -324,7 +343,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said_with_its_line() {
-        let deep = format!("a: {}", "[".repeat(5000));
+        let deep = format!("a: {}", "[".repeat(40));
         let mut bomb = "a0: &a0 [1, 1]\n".to_owned();
         for level in 1..40 {
             bomb += &format!("a{level}: &a{level} [*a{0}, *a{0}]\n", level - 1);

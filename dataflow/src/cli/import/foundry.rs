@@ -158,13 +158,19 @@ fn evaluation(translation: &mut Translation, scale: Scale) -> Result<(), String>
     let is_off = every.is_some_and(Time::is_zero);
     if is_off || !translation.has("eval_loader") {
         let reason =
-            if is_off { "Nothing is evaluated every 0" } else { "There is no eval_loader" };
+            if is_off { "Evaluations are switched off there" } else { "There is no eval_loader" };
         let keys = ["eval_loader", "eval_interval", "eval_subset_num_batches", "eval_first"];
         translation.leave(&keys, reason);
         translation.leave(&["device_eval_batch_size"], reason);
     } else {
         data::evaluation(translation)?;
         interval(translation, "eval_interval", "evaluation.every_steps", scale)?;
+    }
+    if translation.flag("eval_first")? == Some(false)
+        && translation.tables.contains_key("evaluation")
+    {
+        let reason = "Without a key: nothing is evaluated before the first step";
+        translation.remark("evaluation", &["eval_first"], reason);
     }
     translation.leave(&["eval_first"], "Nothing is evaluated before the first step");
     translation.leave(
@@ -221,7 +227,7 @@ fn spread(translation: &mut Translation) -> Result<(), String> {
     translation.remark(
         "parallel",
         &[mixed],
-        "Gradients are summed in fp32, in one order whatever the number of workers, as if it were FULL",
+        "Gradients are summed in fp32, in one order whatever the number of workers",
     );
     let offload = "fsdp_config.activation_cpu_offload";
     if translation.flag(offload)? == Some(true) {

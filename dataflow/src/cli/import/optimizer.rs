@@ -63,12 +63,11 @@ pub(super) fn write(
     write_or_fill_in(translation, "optimizer.learning_rate", rate, settings.rate, remark);
     let betas = match translation.value(settings.betas) {
         None => None,
-        Some(Value::List(values)) => match values[..] {
-            [Value::Number(one), Value::Number(two)] => Some([one, two]),
+        Some(_) if is_auto(translation, settings.betas) => None,
+        Some(value) => match &value.numbers()[..] {
+            [Some(first), Some(second)] => Some([*first, *second]),
             _ => return Err(translation.wrong(settings.betas, "two numbers")),
         },
-        Some(_) if is_auto(translation, settings.betas) => None,
-        Some(_) => return Err(translation.wrong(settings.betas, "two numbers")),
     };
     let remark = if betas.is_some() { "" } else { DEFAULT };
     let betas: toml::Value = betas.unwrap_or(defaults.betas).to_vec().into();

@@ -125,15 +125,13 @@ impl Translation {
 
     /// A number.
     pub(super) fn number(&self, path: &str) -> Result<Option<f64>, String> {
-        let finite = |number: f64| number.is_finite().then_some(number);
-        let number = match self.value(path) {
-            None => return Ok(None),
-            Some(Value::Whole(whole)) => Some(*whole as f64),
-            Some(Value::Number(number)) => finite(*number),
-            Some(Value::Text(text)) => text.parse().ok().and_then(finite),
-            Some(_) => None,
-        };
-        number.map(Some).ok_or_else(|| self.wrong(path, "a number"))
+        match self.value(path) {
+            None => Ok(None),
+            Some(value) => match value.number() {
+                Some(number) => Ok(Some(number)),
+                None => Err(self.wrong(path, "a number")),
+            },
+        }
     }
 
     /// A whole number, not below 0.
@@ -170,16 +168,17 @@ impl Translation {
     ) {
         let (table, name) = key.split_once('.').expect("keys are written as table.key");
         let table = TABLES.into_iter().find(|it| *it == table).expect("a table of a RUN.toml");
-        let same = |leaf: &Leaf, value: &toml::Value| same(&leaf.value, value);
         let value = value.into();
         let mut quoted = Vec::new();
         for leaf in self.take(paths) {
-            quoted.push(if same(&leaf, &value) { leaf.path } else { quote(&leaf) });
+            quoted.push(if same(&leaf.value, &value) { leaf.path } else { quote(&leaf) });
         }
-        let mut remark = [quoted.join(", "), remark.to_owned()];
-        remark[1..].iter_mut().for_each(|it| *it = it.trim().to_owned());
-        let remark = remark.iter().filter(|it| !it.is_empty()).cloned().collect::<Vec<_>>();
-        let key = Key { name: name.to_owned(), value, remark: remark.join(": ") };
+        let remark = match (quoted.is_empty(), remark.is_empty()) {
+            (true, _) => remark.to_owned(),
+            (false, true) => quoted.join(", "),
+            (false, false) => format!("{}: {remark}", quoted.join(", ")),
+        };
+        let key = Key { name: name.to_owned(), value, remark };
         self.tables.entry(table).or_default().keys.push(key);
     }
 
@@ -227,22 +226,29 @@ impl Translation {
         self.left.add(what, []);
     }
 
-    /// Settles what no rule has: what `${...}` names, what has no value, and what is unknown.
+    /// Settles what has no value, before any rule sees it.
+    pub(super) fn settle_nulls(&mut self) {
+        self.settle(&|leaf| leaf.value == Value::Null, |this, paths| {
+            this.remark("run", paths, "Without a value there, so as if it were not there");
+        });
+    }
+
+    /// Settles what no rule has: what `${...}` names, and what is unknown.
     pub(super) fn settle_the_rest(&mut self, named: &BTreeSet<String>) {
-        let unsettled = |this: &Self, picked: &dyn Fn(&Leaf) -> bool| -> Vec<String> {
-            let open = this.leaves.iter().filter(|leaf| !this.settled.contains(&leaf.path));
-            open.filter(|leaf| picked(leaf)).map(|leaf| leaf.path.clone()).collect()
-        };
-        let reasons: [(&dyn Fn(&Leaf) -> bool, &str); 4] = [
-            (&|leaf| named.contains(&leaf.path), "Written out where ${...} named it"),
-            (&|leaf| is_below(&leaf.path, "variables"), "A variable that no key names"),
-            (&|leaf| leaf.value == Value::Null, "Without a value, so as if it were not there"),
-            (&|_| true, UNKNOWN),
-        ];
-        for (picked, reason) in reasons {
-            let paths = unsettled(self, picked);
-            self.leave(&paths.iter().map(String::as_str).collect::<Vec<_>>(), reason);
-        }
+        self.settle(&|leaf| named.contains(&leaf.path), |this, paths| {
+            this.remark("run", paths, "Written out where ${...} named it");
+        });
+        self.settle(&|leaf| is_below(&leaf.path, "variables"), |this, paths| {
+            this.remark("run", paths, "A variable that no key names");
+        });
+        self.settle(&|_| true, |this, paths| this.leave(paths, UNKNOWN));
+    }
+
+    fn settle(&mut self, picked: &dyn Fn(&Leaf) -> bool, how: impl FnOnce(&mut Self, &[&str])) {
+        let open = self.leaves.iter().filter(|leaf| !self.settled.contains(&leaf.path));
+        let paths: Vec<String> =
+            open.filter(|leaf| picked(leaf)).map(|leaf| leaf.path.clone()).collect();
+        how(self, &paths.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     /// Settles the leaves below `paths` that are not yet, and answers them.

@@ -11,7 +11,7 @@ const FETCHING: &str =
     "Without a key: of the processes that PyTorch reads data by; never of the numbers here";
 const ORDER: &str = "Without a key: the order of samples is that of data.shuffle and run.seed, whatever the number of workers, nodes and caches";
 
-/// `[data]`.
+/// `[[data.streams]]`, as one list.
 pub(super) fn streams_of(translation: &mut Translation, streams: &str) -> Result<(), String> {
     let mut tables = Vec::new();
     for name in translation.keys_of(streams) {
