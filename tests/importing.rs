@@ -51,7 +51,7 @@ fn paths(name: &str, text: &str) -> BTreeSet<String> {
                 continue;
             }
             let (_, key, index) = open.last_mut().unwrap();
-            paths.remove(key);
+            paths.remove(&*key);
             *index = Some(index.map_or(0, |index| index + 1));
             (indentation, rest) = (indentation + 2, item);
         }
@@ -125,7 +125,7 @@ fn accepted(bench: &Workbench, name: &str, set: &[&str]) -> Value {
     bench.write("imported.toml", imported(bench, name));
     let mut arguments = vec!["train", "imported.toml", "-w", "1", "--print-config"];
     // On this machine's device, which may have no bf16.
-    for assignment in [&["device.backend=\"cpu\"", "device.precision=\"fp32\""], set].concat() {
+    for assignment in [&["device.backend=\"cpu\"", "device.precision=\"fp32\""][..], set].concat() {
         arguments.extend(["--set", assignment]);
     }
     let toml = bench.tidemill(&arguments).expect(0).stdout;
@@ -142,7 +142,7 @@ fn files_of_llm_foundry_come_to_the_numbers_that_they_have() {
     let bench = Workbench::new();
     let small = accepted(&bench, "mpt_125m.yaml", &[DATA, EVALUATION]);
     for (key, expected) in [
-        ("/run/steps", 4800.into()),
+        ("/run/steps", Value::from(4800)),
         ("/run/seed", 17.into()),
         ("/model/kind", "mpt".into()),
         ("/model/d_model", 768.into()),
@@ -170,7 +170,7 @@ fn files_of_llm_foundry_come_to_the_numbers_that_they_have() {
     }
     let large = accepted(&bench, "mpt_1b.yaml", &[STREAMS, "run.dir=\"run-1b\""]);
     for (key, expected) in [
-        ("/run/tokens", 26_000_000_000_u64.into()),
+        ("/run/tokens", Value::from(26_000_000_000_u64)),
         ("/model/alibi", true.into()),
         ("/model/qk_ln", true.into()),
         ("/model/clip_qkv", 6.0.into()),
@@ -199,7 +199,7 @@ fn configs_of_deepspeed_come_to_the_numbers_that_they_have() {
     let bench = Workbench::new();
     let first = accepted(&bench, "zero1.json", &[DATA]);
     for (key, expected) in [
-        ("/run/steps", 5000.into()),
+        ("/run/steps", Value::from(5000)),
         ("/batch/samples_per_step", 256.into()),
         ("/batch/microbatch_grains", 8.into()),
         // The schedule's rate, not the optimizer's.
