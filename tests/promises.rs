@@ -20,6 +20,7 @@
 //! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
 //! | [`preparing`] | a data set is prepared by any number of processes and hosts, with the bytes of one, or by none |
+//! | [`importing`] | files of other frameworks become configs that are accepted, and none of their keys is dropped |
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`doctor`] | `doctor` says what a machine can compute with, what is missing and how to get it |
@@ -46,6 +47,7 @@ mod elastic;
 mod evaluating;
 mod failure;
 mod families;
+mod importing;
 mod kill_and_resume;
 #[path = "../streaming-data/tests/remote/listen.rs"]
 mod listen;

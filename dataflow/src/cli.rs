@@ -11,6 +11,7 @@ mod doctor;
 mod evaluate;
 mod exit;
 mod generate;
+mod import;
 mod inspect;
 mod metrics_endpoint;
 mod order;
@@ -53,6 +54,8 @@ enum Command {
     Tokenizer(train_tokenizer::TokenizerArguments),
     /// Train a model, or go on with a run that has a checkpoint.
     Train(train::TrainArguments),
+    /// Write a RUN.toml from a training file of LLM Foundry or a config of DeepSpeed.
+    Import(import::ImportArguments),
     /// Continue prompts.
     Generate(generate::GenerateArguments),
     /// Log-probabilities of token sequences.
@@ -96,6 +99,7 @@ fn run() -> ExitCode {
         Command::Prune(arguments) => prune::run(&arguments),
         Command::Tokenizer(arguments) => train_tokenizer::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),
+        Command::Import(arguments) => import::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Score(arguments) => score::run(&arguments),
         Command::Evaluate(arguments) => evaluate::run(&arguments),
