@@ -28,6 +28,7 @@
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
+//! | [`training_report`] | what a run has been through stands on its page, and the page is one whole file |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
@@ -59,5 +60,6 @@ mod scaling;
 mod stores;
 mod streaming;
 mod support;
+mod training_report;
 mod upkeep;
 mod versions;

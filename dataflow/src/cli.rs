@@ -18,6 +18,7 @@ mod processes;
 mod progress;
 mod prune;
 mod quiet;
+mod report;
 mod requests;
 mod score;
 mod shard;
@@ -57,6 +58,8 @@ enum Command {
     Score(score::ScoreArguments),
     /// Say what a data set, a run or a checkpoint is.
     Inspect(inspect::InspectArguments),
+    /// Write an HTML page about runs: losses, speed, kills and resumes, configs.
+    Report(report::ReportArguments),
     /// Measure throughput, and what bounds it.
     Bench(bench::BenchArguments),
     /// Say what this machine can compute with: what was found, what works, what is missing and how to get it.
@@ -95,6 +98,7 @@ fn run() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Score(arguments) => score::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
     };

@@ -9,19 +9,21 @@ use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
-use crate::metrics::{StepLog, StepMetrics};
+use crate::history::HistoryLine;
+use crate::metrics::{RunLog, StepMetrics};
 use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
 use crate::run_folder::RunFolder;
 
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
     folder: Arc<RunFolder>,
-    metrics: StepLog<StepMetrics>,
+    history: RunLog<HistoryLine>,
+    metrics: RunLog<StepMetrics>,
     /// Steps whose line waits for what communication took, or the other way round, in order.
     steps: VecDeque<StepMetrics>,
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
-    evaluations: Option<StepLog<EvaluationReport>>,
+    evaluations: Option<RunLog<EvaluationReport>>,
     written: Written,
     observer: Observer,
     abort: Abort,
@@ -60,13 +62,16 @@ impl Journal {
         observer: &Observer,
         abort: &Abort,
     ) -> Result<Self> {
-        let metrics = StepLog::<StepMetrics>::open(folder.path(), step)?;
+        let metrics = RunLog::<StepMetrics>::open(folder.path(), step)?;
         let evaluations = match evaluations {
-            Evaluations::Logged => Some(StepLog::open(folder.path(), step)?),
+            Evaluations::Logged => Some(RunLog::open(folder.path(), step)?),
             Evaluations::None => None,
         };
+        // All of it stays.
+        let history = RunLog::open(folder.path(), u64::MAX)?;
         let now = Instant::now();
         Ok(Self {
+            history,
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
             folder: Arc::clone(folder),
             metrics,
@@ -90,6 +95,17 @@ impl Journal {
     /// The last line of metrics.
     pub fn last(&self) -> Option<&StepMetrics> {
         self.metrics.last()
+    }
+
+    /// Steps of which there was a line already, and that are done again.
+    pub fn steps_again(&self) -> u64 {
+        self.metrics.dropped()
+    }
+
+    /// Writes down that the run has started or ended.
+    pub fn history(&mut self, line: HistoryLine) -> Result<()> {
+        self.folder.check()?;
+        self.history.append(line)
     }
 
     /// Writes down a step, and tells it: as soon as what its communication took is known too.
