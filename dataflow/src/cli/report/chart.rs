@@ -149,7 +149,7 @@ impl Line {
         page.push_str("\" />");
         if places.len() <= MOST_DOTS && self.stroke != Stroke::Stairs {
             for (x, y) in &places {
-                write!(page, "<circle cx=\"{x:.1}\" cy=\"{y:.2}\" r=\"2.5\" />")?;
+                write!(page, "<circle cx=\"{x:.1}\" cy=\"{y:.2}\" r=\"3\" />")?;
             }
         }
         writeln!(page, "</g>")

@@ -121,7 +121,10 @@ fn pictures(runs: &[Run]) -> Vec<(String, Vec<Line>)> {
     losses.extend(lines(runs, "evaluation", Stroke::Dashed, |run| run.evaluations.get("loss")));
     let mut pictures = vec![("Loss (nats a token)".to_owned(), losses)];
     for (name, title) in METRICS {
-        let of_name = lines(runs, name, Stroke::Solid, |run| run.metrics.get(name));
+        let of_name = lines(runs, name, Stroke::Solid, |run| {
+            // A run that exchanges nothing in some way has no chart of that.
+            run.metrics.get(name).filter(|series| series.sum() != 0.0)
+        });
         pictures.push((title.to_owned(), of_name));
     }
     pictures.push(("Workers".to_owned(), worlds(runs)));
