@@ -32,6 +32,7 @@
 //! | [`evaluating`] | answers to questions depend on the question alone, and a second run goes on where the first ended |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
 //! | [`watching`] | a run that trains can be watched: TensorBoard's events, and numbers for Prometheus |
+//! | [`training_report`] | what a run has been through stands on its page, and the page is one whole file |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
@@ -66,6 +67,7 @@ mod scaling;
 mod stores;
 mod streaming;
 mod support;
+mod training_report;
 mod upkeep;
 mod versions;
 mod watching;

@@ -106,8 +106,8 @@ impl Stored {
         let others: Vec<&str> = (found.keys().map(String::as_str))
             .filter(|name| !name.starts_with("checkpoints/step-"))
             .collect();
-        let expected =
-            ["devices.json", "evaluation.jsonl", "metrics.jsonl", "run.json", "run.toml"];
+        let logs = ["evaluation.jsonl", "history.jsonl", "metrics.jsonl"];
+        let expected = [&["devices.json"], &logs[..], &["run.json", "run.toml"]].concat();
         assert_eq!(others, expected);
     }
 }

@@ -21,6 +21,7 @@ mod processes;
 mod progress;
 mod prune;
 mod quiet;
+mod report;
 mod requests;
 mod score;
 mod shard;
@@ -64,6 +65,8 @@ enum Command {
     Evaluate(evaluate::EvaluateArguments),
     /// Say what a data set, a run or a checkpoint is.
     Inspect(inspect::InspectArguments),
+    /// Write an HTML page about runs: losses, speed, kills and resumes, configs.
+    Report(report::ReportArguments),
     /// Measure throughput, and what bounds it.
     Bench(bench::BenchArguments),
     /// Say what this machine can compute with: what was found, what works, what is missing and how to get it.
@@ -104,6 +107,7 @@ fn run() -> ExitCode {
         Command::Score(arguments) => score::run(&arguments),
         Command::Evaluate(arguments) => evaluate::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
     };

@@ -13,7 +13,7 @@
 //! | [`prepare`] | data sets that several processes prepare |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
 //! | [`checkpoint`] | a run's state in the Hugging Face layout, complete or absent |
-//! | [`metrics`], [`run_folder`] | what else a run leaves in its folder |
+//! | [`metrics`], [`history`], [`run_folder`] | what else a run leaves in its folder |
 //! | [`inference`] | a trained model, opened to generate and score |
 //! | `cli` | the program (feature `cli`, which embedders leave off) |
 //!
@@ -39,6 +39,7 @@ pub mod cli;
 pub mod cluster;
 pub mod device;
 pub mod error;
+pub mod history;
 pub mod inference;
 pub mod job;
 mod memory;

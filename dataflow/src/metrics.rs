@@ -23,16 +23,16 @@ pub struct MetricsSettings {
     pub tensorboard: bool,
 }
 
-/// A line of a log that has one line for each step.
-pub trait StepLine: Serialize + DeserializeOwned + Clone {
+/// A line of a log of a run folder.
+pub trait RunLine: Serialize + DeserializeOwned + Clone {
     /// The log's name in a run folder.
     const FILE: &'static str;
 
-    /// Updates done.
+    /// Updates done when it was written.
     fn step(&self) -> u64;
 }
 
-impl StepLine for StepMetrics {
+impl RunLine for StepMetrics {
     const FILE: &'static str = "metrics.jsonl";
 
     fn step(&self) -> u64 {
@@ -40,7 +40,7 @@ impl StepLine for StepMetrics {
     }
 }
 
-impl StepLine for EvaluationReport {
+impl RunLine for EvaluationReport {
     const FILE: &'static str = "evaluation.jsonl";
 
     fn step(&self) -> u64 {
@@ -72,13 +72,14 @@ pub struct StepMetrics {
 
 /// An open log of a run.
 #[derive(Debug)]
-pub struct StepLog<L> {
+pub struct RunLog<L> {
     file: File,
     path: PathBuf,
     last: Option<L>,
+    dropped: u64,
 }
 
-impl<L: StepLine> StepLog<L> {
+impl<L: RunLine> RunLog<L> {
     /// Opens the log of the run folder `dir` to go on after `step` updates.
     ///
     /// # Errors
@@ -86,10 +87,9 @@ impl<L: StepLine> StepLog<L> {
     /// number.
     pub fn open(dir: &Path, step: u64) -> Result<Self> {
         let path = dir.join(L::FILE);
-        let (kept, last) = match read_lines(&path)? {
-            Some(text) => keep_until(&path, &text, step)?,
-            None => (String::new(), None),
-        };
+        let text = read_lines(&path)?.unwrap_or_default();
+        let (kept, last) = keep_until(&path, &text, step)?;
+        let dropped = complete_lines(&text[kept.len()..]).count() as u64;
         let present = std::fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or(0);
         if present != kept.len() as u64 {
             replace(&path, &kept)?;
@@ -99,12 +99,17 @@ impl<L: StepLine> StepLog<L> {
             .append(true)
             .open(&path)
             .map_err(|source| JobError::file("opening", &path, source))?;
-        Ok(Self { file, path, last })
+        Ok(Self { file, path, last, dropped })
     }
 
     /// The last line that was kept or written.
     pub fn last(&self) -> Option<&L> {
         self.last.as_ref()
+    }
+
+    /// Complete lines that stood past the step that it was opened for.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Appends one line with one write.
@@ -126,7 +131,7 @@ impl<L: StepLine> StepLog<L> {
 ///
 /// # Errors
 /// A file that cannot be read, or a complete line that is not one of this log.
-pub fn read<L: StepLine>(dir: &Path) -> Result<Vec<L>> {
+pub fn read<L: RunLine>(dir: &Path) -> Result<Vec<L>> {
     let path = dir.join(L::FILE);
     let Some(text) = read_lines(&path)? else { return Ok(Vec::new()) };
     complete_lines(&text).map(|(number, line)| parse_line(&path, number, line)).collect()
@@ -149,14 +154,14 @@ fn complete_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter_map(|(index, line)| line.strip_suffix('\n').map(|line| (index + 1, line)))
 }
 
-fn parse_line<L: StepLine>(path: &Path, number: usize, line: &str) -> Result<L> {
+fn parse_line<L: RunLine>(path: &Path, number: usize, line: &str) -> Result<L> {
     serde_json::from_str(line).map_err(|error| JobError::Config {
         origin: path.display().to_string(),
         what: format!("line {number}: expected a line of metrics: {error}"),
     })
 }
 
-fn keep_until<L: StepLine>(path: &Path, text: &str, step: u64) -> Result<(String, Option<L>)> {
+fn keep_until<L: RunLine>(path: &Path, text: &str, step: u64) -> Result<(String, Option<L>)> {
     let mut kept = String::new();
     let mut last: Option<L> = None;
     for (number, line) in complete_lines(text) {
@@ -197,7 +202,7 @@ mod tests {
     #[test]
     fn resuming_keeps_each_step_once_and_drops_a_torn_line() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = StepLog::<StepMetrics>::open(dir.path(), 0).unwrap();
+        let mut log = RunLog::<StepMetrics>::open(dir.path(), 0).unwrap();
         for step in 1..=5 {
             log.append(line(step)).unwrap();
         }
@@ -205,8 +210,8 @@ mod tests {
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"step\":6,\"lo").unwrap();
         assert_eq!(read::<StepMetrics>(dir.path()).unwrap().len(), 5);
-        let mut log = StepLog::<StepMetrics>::open(dir.path(), 3).unwrap();
-        assert_eq!(log.last().unwrap().step, 3);
+        let mut log = RunLog::<StepMetrics>::open(dir.path(), 3).unwrap();
+        assert_eq!((log.last().unwrap().step, log.dropped()), (3, 2));
         log.append(line(4)).unwrap();
         let steps: Vec<u64> =
             read::<StepMetrics>(dir.path()).unwrap().iter().map(|line| line.step).collect();
@@ -219,7 +224,7 @@ mod tests {
         let good = serde_json::to_string(&line(1)).unwrap();
         std::fs::write(dir.path().join(StepMetrics::FILE), format!("{good}\nnot json\n{good}\n"))
             .unwrap();
-        let error = StepLog::<StepMetrics>::open(dir.path(), 9).unwrap_err().to_string();
+        let error = RunLog::<StepMetrics>::open(dir.path(), 9).unwrap_err().to_string();
         assert!(error.contains("line 2"), "{error}");
     }
 }

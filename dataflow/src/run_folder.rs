@@ -9,8 +9,8 @@
 //! Where `run.dir` is a URL, the run works in a folder of this machine, which is held in the same way, below `runs` in the
 //! folder of the cache (`data.cache_dir`). Nothing in there is ever needed again: a run that opens the folder empties it and
 //! begins with what the store has.
-//! - `run.toml` and `devices.json` go to the store when the run starts, `metrics.jsonl` and `evaluation.jsonl` before each
-//!   checkpoint and at the end, a checkpoint file by file with `trainer.json` last. It is complete once that is there.
+//! - `run.toml` and `devices.json` go to the store when the run starts, `history.jsonl`, `metrics.jsonl` and `evaluation.jsonl`
+//!   before each checkpoint and at the end, a checkpoint file by file with `trainer.json` last. It is complete once that is there.
 //! - Lines of metrics behind the latest checkpoint are computed again on resume, so none is lost that counts.
 //! - Machines cannot see each other's locks. So the run that started last has the folder: `run.json` holds its token, and
 //!   names the checkpoints that count. Each run puts that object only in place of the one that it saw there last, so that
@@ -40,7 +40,7 @@ use self::remote::RemoteRun;
 pub use self::remote::fetch_logs;
 use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
 use crate::error::{JobError, Result};
-use crate::metrics::{StepLine, StepMetrics};
+use crate::metrics::{RunLine, StepMetrics};
 use crate::operators::EvaluationReport;
 
 /// The name of the resolved config in a run folder.

@@ -208,7 +208,7 @@ impl Chart {
 }
 
 /// One, two and five times powers of ten inside of a range.
-fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
+pub(crate) fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
     let exponents = (low.log10().floor() as i32)..=(high.log10().floor() as i32);
     let tick = |exponent: i32| {
         // Below 1, powers are divided by, which is exact where it can be.

@@ -9,7 +9,8 @@ use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
-use crate::metrics::{MetricsSettings, StepLog, StepMetrics};
+use crate::history::HistoryLine;
+use crate::metrics::{MetricsSettings, RunLog, StepMetrics};
 use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
@@ -17,12 +18,13 @@ use crate::tensorboard::EventFile;
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
     folder: Arc<RunFolder>,
-    metrics: StepLog<StepMetrics>,
+    history: RunLog<HistoryLine>,
+    metrics: RunLog<StepMetrics>,
     /// Steps whose line waits for what communication took, or the other way round, in order.
     steps: VecDeque<StepMetrics>,
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
-    evaluations: Option<StepLog<EvaluationReport>>,
+    evaluations: Option<RunLog<EvaluationReport>>,
     /// For TensorBoard, where the run asks for it.
     events: Option<EventFile>,
     written: Written,
@@ -63,17 +65,20 @@ impl Journal {
         observer: &Observer,
         abort: &Abort,
     ) -> Result<Self> {
-        let metrics = StepLog::<StepMetrics>::open(folder.path(), step)?;
+        let metrics = RunLog::<StepMetrics>::open(folder.path(), step)?;
         let evaluations = match evaluations {
-            Evaluations::Logged => Some(StepLog::open(folder.path(), step)?),
+            Evaluations::Logged => Some(RunLog::open(folder.path(), step)?),
             Evaluations::None => None,
         };
         let events = match settings.tensorboard {
             true => Some(EventFile::create(folder.path(), step)?),
             false => None,
         };
+        // All of it stays.
+        let history = RunLog::open(folder.path(), u64::MAX)?;
         let now = Instant::now();
         Ok(Self {
+            history,
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
             folder: Arc::clone(folder),
             metrics,
@@ -98,6 +103,17 @@ impl Journal {
     /// The last line of metrics.
     pub fn last(&self) -> Option<&StepMetrics> {
         self.metrics.last()
+    }
+
+    /// Steps of which there was a line already, and that are done again.
+    pub fn steps_again(&self) -> u64 {
+        self.metrics.dropped()
+    }
+
+    /// Writes down that the run has started or ended.
+    pub fn history(&mut self, line: HistoryLine) -> Result<()> {
+        self.folder.check()?;
+        self.history.append(line)
     }
 
     /// Writes down a step, and tells it: as soon as what its communication took is known too.

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_model::LanguageModel;
@@ -27,6 +28,7 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::device::{Communicators, Devices};
 use crate::error::Result;
+use crate::history::{Ended, HistoryLine, Started, unix_seconds};
 use crate::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, SampleName, SampleNames, ScheduledRule, StateSink,
     StepReport, Training, TrainingPlan,
@@ -163,7 +165,19 @@ pub(super) fn run_worker<B: Backend>(
         };
         let (observer, abort) = (&shared.observer, context.abort());
         let logged = (Workers::of(context.peers()), evaluations, &run.config.metrics);
-        journal = Some(Journal::open(&held, start.step, logged, observer, abort)?);
+        let mut opened = Journal::open(&held, start.step, logged, observer, abort)?;
+        if start.step < run.steps {
+            let started = Started {
+                step: start.step,
+                steps_again: opened.steps_again(),
+                workers: context.peers(),
+                processes: context.processes(),
+                device: devices.in_words(),
+                unix_seconds: unix_seconds(SystemTime::now()),
+            };
+            opened.history(HistoryLine::Started(started))?;
+        }
+        journal = Some(opened);
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
     }
@@ -249,6 +263,10 @@ pub(super) fn run_worker<B: Backend>(
     if let Some(folder) = &folder {
         let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
         if step > start.step {
+            if let Some(journal) = lock(&journal).as_mut() {
+                let ended = Ended { step, unix_seconds: unix_seconds(SystemTime::now()) };
+                journal.history(HistoryLine::Ended(ended))?;
+            }
             folder.finish()?;
         }
         checkpoint = folder.latest_checkpoint()?;

@@ -10,11 +10,12 @@ use crate::checkpoint::{
     checkpoint_name_of, step_of,
 };
 use crate::error::{JobError, Result};
-use crate::metrics::{StepLine, StepMetrics};
+use crate::history::HistoryLine;
+use crate::metrics::{RunLine, StepMetrics};
 use crate::operators::EvaluationReport;
 
 /// The logs of a run.
-const LOGS: [&str; 2] = [StepMetrics::FILE, EvaluationReport::FILE];
+const LOGS: [&str; 3] = [HistoryLine::FILE, StepMetrics::FILE, EvaluationReport::FILE];
 
 /// The part of a run folder that is in a store.
 #[derive(Debug)]

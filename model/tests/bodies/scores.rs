@@ -16,7 +16,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
         let shape = MicrobatchShape { samples: 1, positions: positions(arm), samples_per_grain: 1 };
         let mut workspace = Trainable::plan(model, device, shape).expect("plans");
         let microbatch = Microbatch {
-            samples: &[tokens.clone()],
+            samples: std::slice::from_ref(&tokens),
             positions: positions(arm),
             samples_per_grain: 1,
             document_end: None,

@@ -197,7 +197,7 @@ fn scores_are_losses_and_cuts_change_no_bit() {
         let shape = MicrobatchShape { samples: 1, positions: 40, samples_per_grain: 1 };
         let mut workspace = model.plan(device, shape).expect("a workspace");
         let microbatch = Microbatch {
-            samples: &[tokens.clone()],
+            samples: std::slice::from_ref(&tokens),
             positions: 40,
             samples_per_grain: 1,
             document_end: None,
