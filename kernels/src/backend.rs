@@ -15,7 +15,7 @@
 //!   number of rows, on compute threads or on launch shape. So the microbatch is never numerics.
 //! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per
 //!   grain (`[grains, ...]`, formed from +0.0), never a sum over grains; the caller adds them to the lane
-//!   in order with [`accumulate`](Backend::accumulate). Kernels whose names end in `_add` add each grain's
+//!   in order with [`accumulate`](Elementwise::accumulate). Kernels whose names end in `_add` add each grain's
 //!   complete gradient to the lane themselves, in order.
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.

@@ -59,7 +59,7 @@ impl Workers {
     }
 }
 
-/// A run on workers of a [`timely::execute`] of one's own, each of which calls [`work`](Self::work). It makes of a worker what parts
+/// A run on workers of a [`timely::execute()`] of one's own, each of which calls [`work`](Self::work). It makes of a worker what parts
 /// of this crate ask for, a [`WorkerContext`], and sees that an error or a panic of one ends the run on all of them.
 ///
 /// Failures of other processes are timely's to notice: a [`Cluster`](super::Cluster) notices them itself.
