@@ -46,6 +46,11 @@ pub fn with_model(table: &str) -> String {
     format!("{}[model]\n{table}\n\n{}", &config[..start], &config[end..])
 }
 
+/// The `[model]` table of one of [`MODELS`].
+pub fn table(name: &str) -> &'static str {
+    MODELS.iter().find(|(model, _)| *model == name).expect(name).1
+}
+
 /// Runs of one of [`MODELS`], each in a folder of its own.
 struct Runs<'a> {
     bench: &'a Workbench,
@@ -134,7 +139,7 @@ fn every_family_is_elastic_with_documents_apart() {
 #[test]
 fn samples_longer_than_the_learned_positions_are_refused() {
     let bench = Workbench::new();
-    let (_, table) = MODELS[2];
+    let table = table("gpt-neo");
     let config = with_model(&table.replace("max_seq_len = 20", "max_seq_len = 16"));
     let error = bench
         .try_train_with(&config, Job { dir: "run", workers: 1, set: &[] })
@@ -146,7 +151,7 @@ fn samples_longer_than_the_learned_positions_are_refused() {
 #[test]
 fn a_changed_switch_is_named_as_the_table_names_it() {
     let bench = Workbench::new();
-    let (_, table) = MODELS[1];
+    let table = table("foundry");
     let config = with_model(table);
     let run = |set: &[&str]| bench.try_train_with(&config, Job { dir: "run", workers: 1, set });
     run(&["run.steps=1", "schedule.warmup_steps=0"]).expect("trains");

@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use tidemill::job::RunConfig;
+use tidemill::streaming_data::DataSet;
 
 use crate::support::Workbench;
+use crate::support::workbench::SEQ_LEN;
 
 const FILES: [(&str, &str); 7] = [
     ("mpt_125m.yaml", include_str!("fixtures/import/mpt_125m.yaml")),
@@ -170,7 +172,8 @@ fn files_of_llm_foundry_come_to_the_numbers_that_they_have() {
     }
     let large = accepted(&bench, "mpt_1b.yaml", &[STREAMS, "run.dir=\"run-1b\""]);
     for (key, expected) in [
-        ("/run/tokens", Value::from(26_000_000_000_u64)),
+        // In samples of the workbench's data.
+        ("/run/steps", Value::from(26_000_000_000_u64.div_ceil(512 * SEQ_LEN as u64))),
         ("/model/alibi", true.into()),
         ("/model/qk_ln", true.into()),
         ("/model/clip_qkv", 6.0.into()),
@@ -191,7 +194,10 @@ fn files_of_llm_foundry_come_to_the_numbers_that_they_have() {
     assert!(large.get("evaluation").is_none(), "{large}");
     let largest = accepted(&bench, "mpt_7b.yaml", &[DATA, EVALUATION]);
     assert_eq!(largest.pointer("/evaluation/samples"), Some(&32.into()));
-    assert_eq!(largest.pointer("/run/epochs"), Some(&1.0.into()));
+    // An epoch.
+    let samples = DataSet::open(bench.path("data")).unwrap().samples();
+    let at_once = largest.pointer("/batch/samples_per_step").and_then(Value::as_u64).unwrap();
+    assert_eq!(largest.pointer("/run/steps"), Some(&samples.div_ceil(at_once).into()));
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
     stored.assert_whole("two workers");
     // Of what was written on this machine nothing is left but the logs, beside the file that is locked.
     let local: Vec<_> = files(&stored.bench.path("cache/runs")).into_keys().collect();
-    assert_eq!(local.len(), 2, "{local:?}");
+    assert_eq!(local.len(), 3, "{local:?}");
     assert!(local.iter().all(|name| name.ends_with(".jsonl")), "{local:?}");
 
     // Once more: nothing is left to do, and nothing is written.

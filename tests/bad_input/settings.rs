@@ -1,6 +1,6 @@
 //! Configs, `--set` and flags.
 
-use crate::families::{MODELS, with_model};
+use crate::families::{table, with_model};
 use crate::support::Workbench;
 use crate::support::workbench::CONFIG;
 
@@ -274,7 +274,7 @@ fn model_tables() {
         ("mpt", "n_heads = 3", "n_heads = 4", &["model.n_heads", "divisor of d_model", "18", "4"]),
         ("mpt", "n_heads = 3", "n_heads = 0", &["model.n_heads", "divisor of d_model", "found 0"]),
         ("mpt", "alibi = true", "alibi = 1", &["bad.toml", "alibi = 1", "a boolean"]),
-        ("mpt", "alibi = true", "rope = true", &["bad.toml", "unknown field `rope`", "`alibi`"]),
+        ("mpt", "alibi = true", "rope = true", &["bad.toml", "unknown field `rope`", "`n_heads`"]),
         ("mpt", "alibi = true", "window_size = 4", &["model.window_size", "mpt model"]),
         ("mpt", "alibi = true", "layer_pattern = \"m\"", &["model.layer_pattern", "mpt model"]),
         ("mpt", "max_seq_len = 64\n", "", &["model.max_seq_len", "found none"]),
@@ -306,7 +306,7 @@ fn model_tables() {
         ("hybrid", "n_heads = 3", "max_seq_len = 9\nn_heads = 3", &["model.max_seq_len", "hybrid"]),
     ];
     for (family, from, to, parts) in cases {
-        let (_, table) = MODELS.iter().find(|(name, _)| name == family).expect(family);
+        let table = table(family);
         assert!(table.contains(from), "{family}: {from}");
         let config = with_model(&table.replace(from, to));
         refused_config(&bench, &config, &["-w", "1"], parts);
