@@ -193,7 +193,6 @@ mod tests {
         found
     }
 
-    /// A record of TensorFlow's own: of `tf.io.TFRecordWriter` and the bytes `tidemill`.
     #[test]
     fn sums_are_those_of_the_format() {
         // CRC-32C of "123456789" is 0xe3069283 (RFC 3720).

@@ -1,7 +1,7 @@
 //! A run's numbers over HTTP, as Prometheus scrapes them: `tidemill train --metrics-port`.
 //!
 //! A thread of its own answers with the latest numbers, from atomics that the run writes: a slow or a hostile reader costs the run
-//! nothing. Whoever reaches the port may read them, so it is the loopback's unless another address is named.
+//! nothing. Every program that reaches the port may read them, so it is the loopback's unless another address is named.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -65,7 +65,7 @@ impl Numbers {
         numbers
     }
 
-    /// What each is called, and what that means.
+    /// The name and the help text of each.
     fn named(&self) -> [(&'static str, &'static str, &Number); 14] {
         [
             ("steps", "Updates of the whole run", &self.steps),

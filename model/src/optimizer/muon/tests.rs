@@ -173,7 +173,7 @@ fn all_else_is_adamw() {
         let tensor = tensor(shape, row_multiple);
         let elements = tensor.elements();
         let found = updated(&settings, &tensor, [0, elements, elements]);
-        let mut expected = crate::optimizer::muon::tests::numbers(9, elements);
+        let mut expected = numbers(9, elements);
         let rule = AdamW::new(adamw.clone());
         let mut moments = [vec![0.0_f64; elements], vec![0.0_f64; elements]];
         for update in 1..=3 {
