@@ -33,6 +33,7 @@
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
 //! | [`watching`] | a run that trains can be watched: TensorBoard's events, and numbers for Prometheus |
 //! | [`training_report`] | what a run has been through stands on its page, and the page is one whole file |
+//! | [`report_in_a_browser`] | that page in a browser: laid out, moving, and asking for nothing |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
@@ -58,6 +59,7 @@ mod own_samples;
 mod preparing;
 mod program;
 mod reading;
+mod report_in_a_browser;
 mod reports;
 mod resume_rules;
 mod rocm;
