@@ -45,7 +45,20 @@ const EVALUATE: [&str; 7] =
 
 fn evaluated(bench: &Workbench, more: &[&str]) -> Value {
     let arguments = [&EVALUATE[..], &["--format", "json"], more].concat();
-    bench.tidemill(&arguments).expect(0).json()
+    let outcome = bench.tidemill(&arguments).expect(0);
+    assert!(outcome.stderr.contains(" requests and "), "{}", outcome.stderr);
+    without_time(outcome.json())
+}
+
+/// All that is the same each time; the times are there.
+fn without_time(mut results: Value) -> Value {
+    let time = results.as_object_mut().unwrap().remove("time").unwrap();
+    for key in ["load_seconds", "tokenize_seconds", "score_seconds", "total_seconds"] {
+        assert!(time[key].as_f64().unwrap() >= 0.0, "{key} of {time}");
+    }
+    let scored = time["scored_requests"].as_u64().unwrap();
+    assert_eq!(time["requests_per_second"].as_f64().unwrap() > 0.0, scored > 0, "{time}");
+    results
 }
 
 /// The sum of what `score` says of the last bytes of a text.
@@ -111,12 +124,12 @@ fn questions_are_read_from_urls() {
         ["evaluate", "--model", "run", "--tasks", "ends.toml,words.toml", "--format", "json"];
     let url = server.url("questions");
     let there = bench.tidemill(&[&remote[..], &["--data", &url]].concat()).expect(0).json();
-    assert_eq!(there, here);
+    assert_eq!(without_time(there), here);
     assert!(server.count("/questions/ends.jsonl") > 0);
     let source = server.url("questions/ends.jsonl");
     bench.write("ends.toml", ENDS.replace("file = \"ends\"", &format!("file = {source:?}")));
     bench.write("words.toml", WORDS.replace("file = \"ends\"", &format!("file = {source:?}")));
-    assert_eq!(bench.tidemill(&remote).expect(0).json(), here);
+    assert_eq!(without_time(bench.tidemill(&remote).expect(0).json()), here);
     let missing = server.url("nowhere");
     let arguments = ["evaluate", "--model", "run", "--tasks", "piqa", "--data", &missing];
     bench.tidemill(&arguments).refused(1, &["nowhere", "piqa/validation.jsonl"]);

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_kernels::{Backend, Cpu};
+use tidemill_kernels::{Backend, Cpu, MemoryPlace};
 use tidemill_model::generation::{
     GenerationSettings, Prompt, Room, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
-use tidemill_model::score::{Continuation, ContinuationScore, Scorer};
+use tidemill_model::score::{Continuation, ContinuationScore, PendingScores, Scorer};
 use tidemill_model::{
     Device, Family, LanguageModel, ModelConfig, ModelError, Parameters, SpecialTokens,
 };
@@ -19,12 +19,61 @@ use crate::error::Result;
 /// Sequences at once where memory bounds nothing: more gain little on a CPU.
 const MOST_SEQUENCES: usize = 32;
 
+/// Texts that a device of its own scores at once: as many short ones as fill it.
+const MOST_TEXTS: usize = 128;
+
 /// What sequences may take of the host's memory by default.
 const HOST_BYTES: usize = 1 << 30;
 
+/// The files of a model on this machine, and what its `config.json` says: all that is known of it before a device is open.
+pub struct ModelFiles {
+    copy: LocalCopy,
+    config: ModelConfig,
+}
+
+impl ModelFiles {
+    /// Those of `path`: the folder or URL of a checkpoint, of a run (its latest checkpoint), or of a model as Hugging Face lays it out.
+    ///
+    /// # Errors
+    /// A folder that holds no model, or a config that is damaged or of a model that is not known here.
+    pub fn open(path: &Path) -> Result<Self> {
+        let copy = LocalCopy::of(&model_folder(path)?, Wanted::Model)?;
+        let config = copy.read(|folder| {
+            ModelConfig::read(folder).or_else(|error| {
+                verify(&copy, folder)?;
+                Err(error.into())
+            })
+        })?;
+        Ok(Self { copy, config })
+    }
+
+    /// The folder of the files; a copy where the model is in a store.
+    pub fn folder(&self) -> &Path {
+        self.copy.path()
+    }
+
+    /// Tokens with a meaning of their own.
+    pub fn special_tokens(&self) -> SpecialTokens {
+        self.config.special_tokens()
+    }
+
+    /// How many positions the model has learned, where it has learned some.
+    pub fn learned_positions(&self) -> Option<usize> {
+        self.config.learned_positions()
+    }
+}
+
+/// Compares a checkpoint of our own with its checksums, which say whether it is whole. (Those of a copy were compared.)
+fn verify(copy: &LocalCopy, folder: &Path) -> Result<()> {
+    if !copy.is_fetched() && folder.join(TRAINER_FILE).exists() {
+        Checkpoint::open_for(folder, Wanted::Model)?;
+    }
+    Ok(())
+}
+
 /// A model on a device, from a checkpoint, a run folder or a Hugging Face folder.
 pub struct LoadedModel<B: Backend = Cpu> {
-    files: LocalCopy,
+    files: Arc<ModelFiles>,
     special_tokens: SpecialTokens,
     model: LanguageModel<B>,
     parameters: Parameters<B>,
@@ -39,30 +88,33 @@ impl<B: Backend> LoadedModel<B> {
     /// # Errors
     /// A folder that holds no model, files that are missing or damaged, or a device without room.
     pub fn open(path: &Path, backend: Arc<B>) -> Result<Self> {
-        let files = LocalCopy::of(&model_folder(path)?, Wanted::Model)?;
-        let (config, (model, arena)) = files.read(|folder| {
-            if !files.is_fetched() && folder.join(TRAINER_FILE).exists() {
-                // One of our own: its checksums say whether it is whole. (Those of a copy were compared.)
-                Checkpoint::open_for(folder, Wanted::Model)?;
-            }
-            Ok((ModelConfig::read(folder)?, load(folder)?))
+        Self::of_files(&Arc::new(ModelFiles::open(path)?), backend)
+    }
+
+    /// Opens the model of `files` on `backend`.
+    ///
+    /// # Errors
+    /// Files that are missing or damaged, or a device without room.
+    pub fn of_files(files: &Arc<ModelFiles>, backend: Arc<B>) -> Result<Self> {
+        let (model, arena) = files.copy.read(|folder| {
+            std::thread::scope(|scope| {
+                let verified = scope.spawn(|| verify(&files.copy, folder));
+                let loaded = load(folder);
+                // What a damaged file is taken for is not told.
+                verified.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                Ok(loaded?)
+            })
         })?;
         let mut stream = backend.device_stream().map_err(ModelError::from)?;
         let mut device = Device { backend: backend.as_ref(), stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;
-        Ok(Self {
-            files,
-            special_tokens: config.special_tokens(),
-            model,
-            parameters,
-            backend,
-            stream,
-        })
+        let (files, special_tokens) = (Arc::clone(files), files.special_tokens());
+        Ok(Self { files, special_tokens, model, parameters, backend, stream })
     }
 
     /// The folder that the model was read from; a copy where that is in a store.
     pub fn folder(&self) -> &Path {
-        self.files.path()
+        self.files.folder()
     }
 
     /// The token that ends a document, where the model names one.
@@ -86,6 +138,22 @@ impl<B: Backend> LoadedModel<B> {
     /// # Errors
     /// A device that fails.
     pub fn sequences_at_once(&self, positions: usize) -> Result<usize> {
+        self.fitting(positions, MOST_SEQUENCES)
+    }
+
+    /// How many texts of up to `positions` tokens are best scored at once, where they are short: nothing waits for them.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn texts_at_once(&self, positions: usize) -> Result<usize> {
+        let most = match self.backend.memory() {
+            MemoryPlace::Host => MOST_SEQUENCES,
+            MemoryPlace::Device => MOST_TEXTS,
+        };
+        self.fitting(positions, most)
+    }
+
+    fn fitting(&self, positions: usize, most: usize) -> Result<usize> {
         let free = self.backend.free_memory_bytes().map_err(ModelError::from)?;
         let bytes = free.map_or(HOST_BYTES, |free| free / 2);
         let positions = positions.min(self.learned_positions().unwrap_or(positions));
@@ -94,7 +162,7 @@ impl<B: Backend> LoadedModel<B> {
             let of_blocks = self.model.blocks().iter().map(|block| block.state_bytes(room));
             of_blocks.fold(0, usize::saturating_add) <= bytes
         };
-        Ok((1..=MOST_SEQUENCES).rev().find(fits).unwrap_or(1))
+        Ok((1..=most).rev().find(fits).unwrap_or(1))
     }
 
     /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens, which end where the learned
@@ -193,5 +261,23 @@ impl<B: Backend> ModelScorer<'_, B> {
     pub fn continuations(&mut self, texts: &[Continuation<'_>]) -> Result<Vec<ContinuationScore>> {
         let mut device = Device { backend: self.backend, stream: self.stream };
         Ok(self.scorer.continuations(&mut device, texts)?)
+    }
+
+    /// Lets the device score the ends of several texts; [`finish`](Self::finish) waits for it.
+    ///
+    /// # Errors
+    /// As [`continuations`](Self::continuations).
+    pub fn enqueue(&mut self, texts: &[Continuation<'_>]) -> Result<PendingScores<B>> {
+        let mut device = Device { backend: self.backend, stream: self.stream };
+        Ok(self.scorer.enqueue(&mut device, texts)?)
+    }
+
+    /// The scores that were enqueued.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn finish(&mut self, pending: PendingScores<B>) -> Result<Vec<ContinuationScore>> {
+        let mut device = Device { backend: self.backend, stream: self.stream };
+        Ok(self.scorer.finish(&mut device, pending)?)
     }
 }

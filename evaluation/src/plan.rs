@@ -33,6 +33,8 @@
 //! assert_eq!(planned.measure(&answers).unwrap()[0].value, 1.0);
 //! ```
 
+use std::num::NonZeroUsize;
+
 use tidemill_streaming_data::hash::{ContentHash, ContentHasher};
 
 use crate::document::Document;
@@ -96,21 +98,22 @@ impl PlannedTask {
             _ if other.is_some() => (Pool::Other, documents(pool, pool.rows.len())?),
             _ => (Pool::Same, documents(pool, pool.rows.len())?),
         };
-        let (mut requests, mut firsts) = (Vec::new(), Vec::new());
-        for (index, document) in questions.iter().enumerate() {
+        let made = of_each(&questions, |index, document| {
             let chosen = examples(shots, pool.len(), kind, index, settings.seed)
                 .map_err(|what| EvaluationError::task(&task.name, what))?;
             let chosen: Vec<&Document> = chosen.into_iter().map(|row| &pool[row]).collect();
+            let request = |option| {
+                let prompt = Prompt::new(&task, &chosen, document, option);
+                let continuation = document.continuation(option);
+                let (delimiters, place) = (&task.delimiters, &document.place);
+                vocabulary.request(task.tokenization, delimiters, &prompt, continuation, place)
+            };
+            (0..document.options()).map(request).collect::<Result<Vec<Request>>>()
+        })?;
+        let (mut requests, mut firsts) = (Vec::new(), Vec::with_capacity(questions.len()));
+        for of_question in made {
             firsts.push(requests.len());
-            for option in 0..document.options() {
-                requests.push(vocabulary.request(
-                    task.tokenization,
-                    &task.delimiters,
-                    &Prompt::new(&task, &chosen, document, option),
-                    document.continuation(option),
-                    &document.place,
-                )?);
-            }
+            requests.extend(of_question);
         }
         Ok(Self { task, shots, documents: questions, requests, firsts })
     }
@@ -182,4 +185,31 @@ impl PlannedTask {
         assert_eq!(answers.len(), self.requests.len(), "an answer to each request");
         measure(&self.task, &self.documents, &self.requests, answers)
     }
+}
+
+/// What `make` makes of each item, in order, on as many threads as there are cores.
+///
+/// # Errors
+/// The first item's that has one.
+fn of_each<T: Sync, R: Send>(
+    items: &[T],
+    make: impl Fn(usize, &T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let share = items.len().div_ceil(threads).max(1);
+    let make = &make;
+    let of_part = move |(part, items): (usize, &[T])| -> Result<Vec<R>> {
+        items.iter().enumerate().map(|(place, item)| make(part * share + place, item)).collect()
+    };
+    let parts: Vec<Result<Vec<R>>> = std::thread::scope(|scope| {
+        let parts = items.chunks(share).enumerate();
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || of_part(part))).collect();
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let mut made = Vec::with_capacity(items.len());
+    for part in parts {
+        made.extend(part?);
+    }
+    Ok(made)
 }

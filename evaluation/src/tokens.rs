@@ -26,8 +26,8 @@ pub enum SpecialTokens {
     LeftOut,
 }
 
-/// Turns texts into tokens.
-pub trait Encode {
+/// Turns texts into tokens, on several threads at once.
+pub trait Encode: Sync {
     /// The tokens of `text`.
     ///
     /// # Errors

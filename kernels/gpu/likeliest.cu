@@ -7,8 +7,8 @@
 constexpr u32 THREADS = 1024;
 
 struct Likeliest {
-    u32* tokens;          // [rows]
-    const float* logits;  // [rows, columns]
+    u32* tokens;         // [rows]
+    const void* logits;  // [rows, columns], fp32 or of the activations' type
     u64 row_stride;
     u32 columns;
     float scale;
@@ -23,14 +23,15 @@ DEVICE u64 rank_of(float logit, u32 column) {
     return static_cast<u64>(ordered) << 32 | ~column;
 }
 
-// A block a row.
-KERNEL(likeliest, THREADS, 1, Likeliest) {
+// A block a row; `widened` makes an fp32 of a logit.
+template <class Logit, class Widened>
+DEVICE void likeliest_of(const Likeliest& arguments, Widened widened) {
     __shared__ u64 greatest[THREADS];
-    const float* const row = arguments.logits + blockIdx.x * arguments.row_stride;
+    const Logit* const row = static_cast<const Logit*>(arguments.logits) + blockIdx.x * arguments.row_stride;
     u64 own = 0;
 #pragma unroll 8
     for (u32 column = threadIdx.x; column < arguments.columns; column += THREADS) {
-        const u64 rank = rank_of(row[column] * arguments.scale, column);
+        const u64 rank = rank_of(widened(row[column]) * arguments.scale, column);
         own = rank > own ? rank : own;
     }
     greatest[threadIdx.x] = own;
@@ -43,4 +44,11 @@ KERNEL(likeliest, THREADS, 1, Likeliest) {
         greatest[threadIdx.x] = own;
     }
     if (threadIdx.x == 0) arguments.tokens[blockIdx.x] = own == ~0ull ? NO_TOKEN : ~static_cast<u32>(own);
+}
+
+KERNEL(likeliest, THREADS, 1, Likeliest) {
+    likeliest_of<float>(arguments, [](float logit) { return logit; });
+}
+KERNEL(likeliest_of_activations, THREADS, 1, Likeliest) {
+    likeliest_of<activation>(arguments, [](activation logit) { return widen(logit); });
 }

@@ -201,6 +201,18 @@ pub trait Backend:
         scale: f32,
     ) -> Result<()>;
 
+    /// [`likeliest`](Self::likeliest) of logits as activations hold them.
+    ///
+    /// # Errors
+    /// As there.
+    fn likeliest_of_activations(
+        &self,
+        stream: &mut Self::DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, Self::Activation>,
+        scale: f32,
+    ) -> Result<()>;
+
     /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
     /// [`reference::draw`](crate::reference::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
     /// roundings in another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,

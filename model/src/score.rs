@@ -2,22 +2,20 @@
 //!
 //! Scoring moves [`Sequences`] on, so memory is no larger than generation's, and a token's number depends on the tokens before
 //! it alone: to the bit neither on what else is scored, at once or before, nor on where pieces are cut. Of a [`Continuation`] only
-//! the tokens at the end are scored: logits are formed for these alone, with the same bits.
+//! the tokens at the end are scored: the head is given the rows before these alone, with the same bits.
+//!
+//! A number and a token for each scored token is all that leaves the device. It goes on with the texts that are
+//! [enqueued](Scorer::enqueue) next while the host waits for those before.
 
-use std::ops::Range;
-
-use tidemill_kernels::backend::{ActivationElement, LogitGradient, Output};
+use tidemill_kernels::backend::{KernelGroup, LogitGradient, Output};
 use tidemill_kernels::shape::CrossEntropyShape;
-use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::generation::{Sequences, table_rows};
+use crate::generation::{Piece, Sequences, table_rows};
 use crate::language_model::LanguageModel;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
-
-/// Rows between scored ones for which logits are formed all the same, as a product more would take longer.
-const SKIPPED_ROWS: usize = 16;
 
 /// A text of which the end is scored.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +33,8 @@ pub struct Continuation<'t> {
 pub enum Asked {
     /// Its log-probability.
     LogProbability,
-    /// Whether it is the likeliest token, too: the first of equal ones, of logits as activations hold them.
+    /// Whether it is the likeliest token, too: the first of equal ones, of logits as activations hold them. None is where a logit
+    /// is no finite number.
     Likeliest,
 }
 
@@ -55,12 +54,44 @@ pub struct Scorer<'m, B: Backend> {
     chunk_rows: usize,
     /// `logits[rows, v]` of one chunk of a piece.
     logits: B::Buffer<B::Activation>,
-    /// `targets[b t]` of one piece.
+    /// `gathered[rows, d]`: the residual stream where it is scored, of one chunk.
+    gathered: B::Buffer<f32>,
+    /// `places[rows]`: the rows of one piece that are scored.
+    places: B::Buffer<u32>,
+    /// `targets[rows]`, the tokens that follow them.
     targets: B::Buffer<u32>,
-    /// `losses[b t]` of one piece.
+    /// `losses[rows]`
     losses: B::Buffer<f32>,
-    /// Logits of one row, where it is asked which token is the likeliest.
-    host_logits: Vec<B::Activation>,
+    /// `likeliest[rows]`, tokens.
+    likeliest: B::Buffer<u32>,
+    /// Memory of scores that were taken.
+    spare: Vec<Results<B>>,
+}
+
+/// What leaves the device.
+struct Results<B: Backend> {
+    /// Scored tokens that there is room for.
+    room: usize,
+    losses: B::Pinned<f32>,
+    likeliest: B::Pinned<u32>,
+}
+
+/// Scores that the device is forming.
+pub struct PendingScores<B: Backend> {
+    /// How many texts there are.
+    texts: usize,
+    /// What is scored, in the order of the results.
+    targets: Vec<Target>,
+    results: Results<B>,
+}
+
+/// A token that is scored.
+#[derive(Clone, Copy)]
+struct Target {
+    /// The place of its text.
+    text: usize,
+    token: u32,
+    asked: Asked,
 }
 
 impl<'m, B: Backend> Scorer<'m, B> {
@@ -76,6 +107,7 @@ impl<'m, B: Backend> Scorer<'m, B> {
         positions: usize,
     ) -> Result<Self> {
         let sequences = Sequences::new(device, model, parameters, sequences, positions)?;
+        device.backend.prepare(&[KernelGroup::CrossEntropy])?;
         let rows = sequences.room().rows;
         let Device { backend, stream } = device;
         let chunk_rows = backend.logit_chunk_rows().min(rows);
@@ -83,9 +115,12 @@ impl<'m, B: Backend> Scorer<'m, B> {
             sequences,
             chunk_rows,
             logits: backend.allocate(stream, chunk_rows * table_rows(model))?,
+            gathered: backend.allocate(stream, chunk_rows * model.head().width)?,
+            places: backend.allocate(stream, rows)?,
             targets: backend.allocate(stream, rows)?,
             losses: backend.allocate(stream, rows)?,
-            host_logits: Vec::new(),
+            likeliest: backend.allocate(stream, rows)?,
+            spare: Vec::new(),
         })
     }
 
@@ -128,6 +163,19 @@ impl<'m, B: Backend> Scorer<'m, B> {
         device: &mut Device<'_, B>,
         texts: &[Continuation<'_>],
     ) -> Result<Vec<ContinuationScore>> {
+        let pending = self.enqueue(device, texts)?;
+        self.finish(device, pending)
+    }
+
+    /// Lets the device score the ends of several texts, and does not wait for it: [`finish`](Self::finish) does. Several may be on their way.
+    ///
+    /// # Errors
+    /// As [`continuations`](Self::continuations).
+    pub fn enqueue(
+        &mut self,
+        device: &mut Device<'_, B>,
+        texts: &[Continuation<'_>],
+    ) -> Result<PendingScores<B>> {
         for Continuation { tokens, first, .. } in texts {
             self.sequences.model().check_text(tokens)?;
             if !(1..tokens.len()).contains(first) {
@@ -135,12 +183,14 @@ impl<'m, B: Backend> Scorer<'m, B> {
                 return Err(ModelError::config("first token of a continuation", expected, first));
             }
         }
+        let scored = texts.iter().map(|text| text.tokens.len() - text.first).sum();
+        let results = self.results(device, scored)?;
+        let mut pending = PendingScores { texts: texts.len(), targets: Vec::new(), results };
+        if texts.is_empty() {
+            return Ok(pending);
+        }
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&place| std::cmp::Reverse(texts[place].tokens.len()));
-        let mut scores = vec![ContinuationScore::default(); texts.len()];
-        if texts.is_empty() {
-            return Ok(scores);
-        }
         self.sequences.begin(device, texts.len())?;
         let inputs: Vec<&[u32]> = order
             .iter()
@@ -149,70 +199,102 @@ impl<'m, B: Backend> Scorer<'m, B> {
         self.sequences.check(&inputs)?;
         // Tokens of each text that have entered: as many of each that has some in a piece.
         let mut entered = 0;
-        for piece in self.sequences.pieces(&inputs) {
-            let positions = piece[0].len();
-            let mut targets = vec![Target::NONE; piece.len() * positions];
-            let rows = targets.chunks_exact_mut(positions);
-            for ((targets, inputs), &place) in rows.zip(&piece).zip(&order) {
-                let Continuation { tokens, first, asked } = texts[place];
-                let ends = entered + 1..entered + 1 + inputs.len();
-                for (target, end) in targets.iter_mut().zip(ends).filter(|(_, end)| *end >= first) {
-                    *target = Target { token: tokens[end], asked };
+        for inputs in self.sequences.pieces(&inputs) {
+            let piece = self.sequences.advance_piece(device, &inputs)?;
+            let (mut places, before) = (Vec::new(), pending.targets.len());
+            for (row, (inputs, &text)) in inputs.iter().zip(&order).enumerate() {
+                let Continuation { tokens, first, asked } = texts[text];
+                for position in first.saturating_sub(entered + 1)..inputs.len() {
+                    places.push((row * piece.positions() + position) as u32);
+                    let token = tokens[entered + 1 + position];
+                    pending.targets.push(Target { text, token, asked });
                 }
             }
-            entered += positions;
-            let (losses, likeliest) = self.score_piece(device, &piece, &targets)?;
-            let rows = targets.iter().zip(losses.iter().zip(&likeliest));
-            for (row, (target, (loss, &likeliest))) in rows.enumerate() {
-                if target.token == IGNORED_TARGET {
-                    continue;
-                }
-                let score = &mut scores[order[row / positions]];
-                score.log_probabilities.push(-loss);
-                if target.asked == Asked::Likeliest {
-                    score.likeliest.push(likeliest);
-                }
+            entered += piece.positions();
+            let targets = &pending.targets[before..];
+            self.score_rows(device, &piece, &places, targets)?;
+            let Results { losses, likeliest, .. } = &mut pending.results;
+            let Device { backend, stream } = device;
+            let of_piece = Slice::new(&self.losses, 0, places.len())?;
+            backend.read_async(stream, losses, before, of_piece)?;
+            let of_piece = Slice::new(&self.likeliest, 0, places.len())?;
+            backend.read_async(stream, likeliest, before, of_piece)?;
+        }
+        Ok(pending)
+    }
+
+    /// The scores that were enqueued; waits for them.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn finish(
+        &mut self,
+        device: &mut Device<'_, B>,
+        pending: PendingScores<B>,
+    ) -> Result<Vec<ContinuationScore>> {
+        let PendingScores { texts, targets, results } = pending;
+        let mut scores = vec![ContinuationScore::default(); texts];
+        let losses = device.backend.pinned_values(&results.losses)?;
+        let likeliest = device.backend.pinned_values(&results.likeliest)?;
+        for ((target, loss), &likeliest) in targets.iter().zip(losses).zip(likeliest) {
+            let score = &mut scores[target.text];
+            score.log_probabilities.push(-loss);
+            if target.asked == Asked::Likeliest {
+                score.likeliest.push(likeliest == target.token);
             }
         }
+        self.spare.push(results);
         Ok(scores)
     }
 
-    /// The losses of one piece, `[b, t]`, and whether its targets are the likeliest tokens; both only where they are asked.
-    fn score_piece(
+    /// Memory for so many scored tokens.
+    fn results(&mut self, device: &mut Device<'_, B>, scored: usize) -> Result<Results<B>> {
+        if let Some(place) = self.spare.iter().position(|results| results.room >= scored) {
+            return Ok(self.spare.swap_remove(place));
+        }
+        // What is too small would only be passed over from now on.
+        self.spare.clear();
+        let room = scored.max(self.sequences.room().rows);
+        let (losses, likeliest) = (device.backend.pinned(room)?, device.backend.pinned(room)?);
+        Ok(Results { room, losses, likeliest })
+    }
+
+    /// Forms the losses of some rows of one piece, and the likeliest tokens where they are asked.
+    fn score_rows(
         &mut self,
         device: &mut Device<'_, B>,
-        inputs: &[&[u32]],
+        piece: &Piece,
+        places: &[u32],
         targets: &[Target],
-    ) -> Result<(Vec<f32>, Vec<bool>)> {
-        let piece = self.sequences.advance_piece(device, inputs)?;
-        let (model, rows) = (self.sequences.model(), piece.rows());
-        let (mut losses, mut likeliest) = (vec![0.0; rows], vec![false; rows]);
-        let tokens: Vec<u32> = targets.iter().map(|target| target.token).collect();
-        let chunks = chunks(&tokens, self.chunk_rows);
-        if chunks.is_empty() {
-            return Ok((losses, likeliest));
+    ) -> Result<()> {
+        if places.is_empty() {
+            return Ok(());
         }
-        let (head, table_rows) = (model.head(), table_rows(model));
+        let model = self.sequences.model();
+        let (head, table_rows, rows) = (model.head(), table_rows(model), places.len());
         let [_, table] = model.head_parameters(self.sequences.parameters())?;
-        let normed = self.sequences.normalized_piece(device, &piece)?;
+        let tokens: Vec<u32> = targets.iter().map(|target| target.token).collect();
         let Device { backend, stream } = device;
+        backend.write(stream, SliceMut::new(&mut self.places, 0, rows)?, places)?;
         backend.write(stream, SliceMut::new(&mut self.targets, 0, rows)?, &tokens)?;
-        for Range { start, end } in chunks {
-            let chunk = end - start;
+        for (index, targets) in targets.chunks(self.chunk_rows).enumerate() {
+            let (start, chunk) = (index * self.chunk_rows, targets.len());
+            let places = Slice::new(&self.places, start, chunk)?;
+            let normed =
+                self.sequences.normalized_rows(device, piece, places, &mut self.gathered)?;
+            let Device { backend, stream } = device;
             backend.matmul(
                 stream,
                 SliceMut::all(&mut self.logits).matrix(chunk, table_rows)?,
-                normed.rows(start, chunk)?,
+                normed,
                 table.weight(&head.table, table_rows, head.width)?.transposed(),
                 Output::Overwrite,
             )?;
-            for row in (start..end).filter(|&row| targets[row].asks_likeliest()) {
-                let logits = Slice::new(&self.logits, (row - start) * table_rows, head.vocab_size)?;
-                self.host_logits.resize(head.vocab_size, bytemuck::Zeroable::zeroed());
-                backend.read(stream, &mut self.host_logits, logits)?;
-                let scaled = |logit: &B::Activation| logit.widened() * head.logit_scale;
-                likeliest[row] =
-                    is_likeliest(self.host_logits.iter().map(scaled), targets[row].token as usize);
+            if targets.iter().any(|target| target.asked == Asked::Likeliest) {
+                let likeliest = SliceMut::new(&mut self.likeliest, start, chunk)?;
+                let logits = Slice::new(&self.logits, 0, chunk * table_rows)?;
+                let logits = logits.matrix(chunk, table_rows)?.columns(0, head.vocab_size)?;
+                backend.likeliest_of_activations(stream, likeliest, logits, head.logit_scale)?;
             }
             backend.cross_entropy(
                 stream,
@@ -224,75 +306,6 @@ impl<'m, B: Backend> Scorer<'m, B> {
                     .with_logit_scale(head.logit_scale)?,
             )?;
         }
-        backend.read(stream, &mut losses, Slice::new(&self.losses, 0, rows)?)?;
-        Ok((losses, likeliest))
-    }
-}
-
-/// The token that follows a row, and what is asked of it.
-#[derive(Clone, Copy)]
-struct Target {
-    token: u32,
-    asked: Asked,
-}
-
-impl Target {
-    /// Nothing is asked.
-    const NONE: Self = Self { token: IGNORED_TARGET, asked: Asked::LogProbability };
-
-    fn asks_likeliest(self) -> bool {
-        self.token != IGNORED_TARGET && self.asked == Asked::Likeliest
-    }
-}
-
-/// Rows whose logits are formed at once, `most` at most: from one that is scored to another.
-fn chunks(targets: &[u32], most: usize) -> Vec<Range<usize>> {
-    let mut chunks: Vec<Range<usize>> = Vec::new();
-    let scored = (0..targets.len()).filter(|&row| targets[row] != IGNORED_TARGET);
-    for row in scored {
-        match chunks.last_mut() {
-            Some(chunk) if row - chunk.end < SKIPPED_ROWS && row < chunk.start + most => {
-                chunk.end = row + 1;
-            }
-            _ => chunks.push(row..row + 1),
-        }
-    }
-    chunks
-}
-
-/// Whether `token` is the first of the greatest logits; not where one that it is compared with is no number.
-fn is_likeliest(logits: impl Iterator<Item = f32> + Clone, token: usize) -> bool {
-    let Some(own) = logits.clone().nth(token) else { return false };
-    logits.enumerate().all(|(other, logit)| if other < token { logit < own } else { logit <= own })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NOT: u32 = IGNORED_TARGET;
-
-    #[test]
-    fn logits_are_formed_from_scored_rows_to_scored_rows() {
-        assert!(chunks(&[NOT; 5], 4).is_empty());
-        assert_eq!(chunks(&[NOT, 1, NOT, 2, 3, 4, NOT], 4), [1..5, 5..6]);
-        assert_eq!(chunks(&[1; 7], 3), [0..3, 3..6, 6..7]);
-        let mut apart = vec![NOT; 40];
-        for row in [2, 2 + SKIPPED_ROWS, 3 + 2 * SKIPPED_ROWS] {
-            apart[row] = 1;
-        }
-        assert_eq!(chunks(&apart, 30), [2..19, 35..36]);
-        assert_eq!(chunks(&apart, 10), [2..3, 18..19, 35..36]);
-    }
-
-    #[test]
-    fn the_first_of_equal_logits_is_the_likeliest() {
-        let is = |logits: &[f32], token| is_likeliest(logits.iter().copied(), token);
-        let logits = [1.0, 3.0, 3.0, -2.0];
-        assert_eq!(
-            [0, 1, 2, 3, 4].map(|token| is(&logits, token)),
-            [false, true, false, false, false]
-        );
-        assert!(!is(&[1.0, f32::NAN, 3.0], 2) && !is(&[f32::NAN], 0));
+        Ok(())
     }
 }

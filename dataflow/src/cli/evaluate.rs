@@ -1,5 +1,6 @@
 //! `tidemill evaluate`: questions with known answers.
 
+mod planning;
 mod report;
 mod scoring;
 mod selection;
@@ -7,29 +8,29 @@ mod selection;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
 use tidemill_evaluation::answers::{AnswerFile, AskedTask, Header};
 use tidemill_evaluation::builtin;
 use tidemill_evaluation::metrics::{Answer, Measured};
-use tidemill_evaluation::plan::{PlannedTask, Settings};
-use tidemill_evaluation::tokens::Vocabulary;
+use tidemill_evaluation::plan::PlannedTask;
+use tidemill_evaluation::suite::Suite;
 use tidemill_kernels::{Backend, MemoryPlace};
 use tidemill_streaming_data::hash::ContentHasher;
 
-use self::report::Report;
+use self::report::{Report, Time};
 use self::scoring::{Scoring, Workers};
 use self::selection::Selection;
 use super::Format;
 use super::device::DeviceArguments;
 use super::output::note_line;
-use super::quiet::caught;
-use super::tokenizer::TextTokenizer;
 use crate::cli::exit::ExitCode;
 use crate::device::{Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::JobError;
-use crate::inference::LoadedModel;
+use crate::inference::{LoadedModel, ModelFiles};
 
 /// Flags of `tidemill evaluate`.
 #[derive(Debug, Args)]
@@ -51,7 +52,7 @@ pub(crate) struct EvaluateArguments {
     /// Chooses the few-shot examples.
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
-    /// How many requests to score at a time; by default as many as memory is good for, up to 32. Never numerics.
+    /// How many requests to score at a time; by default as many as fill the device and its memory is good for. Never numerics.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     batch: Option<NonZeroUsize>,
     /// The most tokens that the model reads of a request: longer ones lose their beginning. By default as many as it has learned positions, and all
@@ -80,48 +81,62 @@ fn tasks_help() -> String {
 }
 
 pub(crate) fn run(arguments: &EvaluateArguments) -> anyhow::Result<ExitCode> {
-    let selection = Selection::of(&arguments.tasks)?;
-    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let alone = arguments.workers.unwrap_or(NonZeroUsize::MIN);
-    let threads = NonZeroUsize::new(cores.get() / alone).unwrap_or(NonZeroUsize::MIN);
-    let choice = arguments.device.choice(threads)?;
-    let workers = match (arguments.workers, choice.memory()) {
-        (Some(workers), _) => workers.get(),
-        (None, MemoryPlace::Host) => 1,
-        (None, MemoryPlace::Device) => choice.places(),
-    };
-    if workers > MOST_WORKERS {
+    let began = Instant::now();
+    let Selection { tasks, suites } = Selection::of(&arguments.tasks)?;
+    if let Some(workers) = arguments.workers.filter(|workers| workers.get() > MOST_WORKERS) {
         return Err(
             JobError::value("-w", format!("at most {MOST_WORKERS} workers"), workers).into()
         );
     }
-    let smaller = || vec!["lower --batch".to_owned()];
-    let evaluate = Evaluate { arguments, selection };
-    arguments.device.open(&choice, LocalWorkers::alone(workers), smaller, evaluate)
+    let files = Arc::new(ModelFiles::open(&arguments.model)?);
+    // Questions become tokens while the device is opened and the model read.
+    std::thread::scope(|scope| {
+        let files = &files;
+        let planned = scope.spawn(move || timed(|| planning::plan(arguments, files, tasks)));
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let alone = arguments.workers.unwrap_or(NonZeroUsize::MIN);
+        let threads = NonZeroUsize::new(cores.get() / alone).unwrap_or(NonZeroUsize::MIN);
+        let choice = arguments.device.choice(threads)?;
+        let workers = match (arguments.workers, choice.memory()) {
+            (Some(workers), _) => workers.get(),
+            (None, MemoryPlace::Host) => 1,
+            (None, MemoryPlace::Device) => choice.places(),
+        };
+        let smaller = || vec!["lower --batch".to_owned()];
+        let evaluate = Evaluate { arguments, began, files, planned, suites };
+        arguments.device.open(&choice, LocalWorkers::alone(workers), smaller, evaluate)
+    })
+}
+
+/// What `work` gives, and the seconds that it took.
+fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64)> {
+    let began = Instant::now();
+    Ok((work()?, began.elapsed().as_secs_f64()))
 }
 
 /// A bound for typing errors.
 const MOST_WORKERS: usize = 256;
 
 /// Tasks that wait for devices.
-struct Evaluate<'a> {
+struct Evaluate<'a, 'scope> {
     arguments: &'a EvaluateArguments,
-    selection: Selection,
+    began: Instant,
+    files: &'a Arc<ModelFiles>,
+    /// The tasks, and the seconds that they took to plan.
+    planned: ScopedJoinHandle<'scope, anyhow::Result<(Vec<PlannedTask>, f64)>>,
+    suites: Vec<(String, Suite)>,
 }
 
-impl WithBackend for Evaluate<'_> {
+impl WithBackend for Evaluate<'_, '_> {
     type Output = anyhow::Result<ExitCode>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { arguments, selection } = self;
-        let model = LoadedModel::open(&arguments.model, Arc::clone(devices.first()))?;
-        let tokenizer = TextTokenizer::beside(model.folder())?.ok_or_else(|| {
-            let what =
-                "expected tokenizer.json, found none: put the model's tokenizer there".to_owned();
-            JobError::Config { origin: model.folder().display().to_string(), what }
-        })?;
-        let Selection { tasks, suites } = selection;
-        let planned = plan(arguments, &model, &tokenizer, tasks)?;
+        let Self { arguments, began, files, planned, suites } = self;
+        let model = LoadedModel::of_files(files, Arc::clone(devices.first()))?;
+        let load_seconds = began.elapsed().as_secs_f64();
+        let planned = planned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (planned, tokenize_seconds) = planned?;
+        planning::check(&model, &planned)?;
         note_cut_requests(&planned);
         let device = format!("{}, {}", kind_in_words(devices.kind()), devices.precision().word());
         let file = match &arguments.output {
@@ -129,22 +144,27 @@ impl WithBackend for Evaluate<'_> {
             Some(path) => Some(AnswerFile::open(path, &header(&model, &device, &planned)?)?),
         };
         let scoring = Scoring::new(&planned, file)?;
-        let workers = Workers {
-            path: &arguments.model,
-            batch: arguments.batch,
-            first: model,
-            devices: &devices,
-        };
-        let answers = workers.score(scoring)?;
+        let [requests, tokens] = scoring.left();
+        let workers = Workers { batch: arguments.batch, first: model, files, devices: &devices };
+        let (answers, score_seconds) = timed(|| workers.score(scoring))?;
         let measured = planned.iter().zip(&answers);
         let measured: Vec<Vec<Measured>> =
             measured.map(|(task, answers)| task.measure(answers)).collect::<Result<_, _>>()?;
+        let total_seconds = began.elapsed().as_secs_f64();
         let report = Report {
             model: &arguments.model,
             device: devices.in_words(),
             seed: arguments.seed,
             tasks: planned.iter().zip(&measured).collect(),
             suites: &suites,
+            time: Time {
+                load_seconds,
+                tokenize_seconds,
+                score_seconds,
+                total_seconds,
+                requests,
+                tokens,
+            },
         };
         report.print(arguments.format)?;
         Ok(ExitCode::SUCCESS)
@@ -153,53 +173,6 @@ impl WithBackend for Evaluate<'_> {
 
 /// The answers of each task, in the order of its requests.
 type Answers = Vec<Vec<Answer>>;
-
-/// All requests of all tasks, which the model can take.
-fn plan<B: Backend>(
-    arguments: &EvaluateArguments,
-    model: &LoadedModel<B>,
-    tokenizer: &TextTokenizer,
-    tasks: Vec<(tidemill_evaluation::task::Task, Option<usize>)>,
-) -> anyhow::Result<Vec<PlannedTask>> {
-    let positions = match (arguments.max_length.map(NonZeroUsize::get), model.learned_positions()) {
-        (Some(asked), Some(learned)) if asked > learned => {
-            let expected = format!("at most {learned}, the positions of the model");
-            return Err(JobError::value("--max-length", expected, asked).into());
-        }
-        (asked, learned) => asked.or(learned),
-    };
-    let prefix = model.bos_token().or(model.eos_token());
-    let prefix_text = prefix.and_then(|prefix| tokenizer.token_text(prefix));
-    let vocabulary = Vocabulary {
-        tokenizer,
-        prefix: prefix.zip(prefix_text.as_deref()),
-        end: model.eos_token(),
-        positions,
-    };
-    let settings = Settings {
-        data: arguments.data.clone(),
-        fewshot: arguments.fewshot,
-        limit: arguments.limit.map(NonZeroUsize::get),
-        seed: arguments.seed,
-    };
-    let mut planned = Vec::with_capacity(tasks.len());
-    for (task, shots) in tasks {
-        let name = task.name.clone();
-        // A library panics where it meets a Parquet file that is damaged in certain places.
-        let task = caught(|| PlannedTask::new(task, shots, &settings, &vocabulary)).map_err(
-            |said| JobError::Config {
-                origin: name,
-                what: format!("expected rows that can be read: {said}"),
-            },
-        )??;
-        for (index, request) in task.requests().iter().enumerate() {
-            let place = || task.documents()[task.asked(index).0].place.clone();
-            model.check_text(&request.tokens).with_context(place)?;
-        }
-        planned.push(task);
-    }
-    Ok(planned)
-}
 
 fn note_cut_requests(planned: &[PlannedTask]) {
     for task in planned {

@@ -170,6 +170,16 @@ impl Backend for Cpu {
         likeliest(stream.threads(), tokens, logits, scale)
     }
 
+    fn likeliest_of_activations(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        self.likeliest(stream, tokens, logits, scale)
+    }
+
     fn draw(
         &self,
         stream: &mut DeviceStream,

@@ -7,7 +7,7 @@ use super::agreement::Transcript;
 use super::arm::Arm;
 use super::device::{Device, Layout, Placed, assert_shape_error};
 use super::inputs::Inputs;
-use super::number::Number;
+use super::number::{Number, rounded};
 
 fn tokens<B: Backend>(
     device: &mut Device<'_, B>,
@@ -20,6 +20,21 @@ fn tokens<B: Backend>(
     let mut tokens = device.upload(&vec![7; rows]);
     let (backend, stream) = (device.backend, &mut device.stream);
     backend.likeliest(stream, SliceMut::all(&mut tokens), logits.matrix(), scale).unwrap();
+    device.download(&tokens)
+}
+
+fn tokens_of_activations<B: Backend<Activation: Number>>(
+    device: &mut Device<'_, B>,
+    layout: Layout,
+    logits: &[f32],
+    rows: usize,
+    scale: f32,
+) -> Vec<u32> {
+    let logits: Placed<B, B::Activation> = Placed::new(device, layout, logits);
+    let mut tokens = device.upload(&vec![7; rows]);
+    let (backend, stream) = (device.backend, &mut device.stream);
+    let (out, logits) = (SliceMut::all(&mut tokens), logits.matrix());
+    backend.likeliest_of_activations(stream, out, logits, scale).unwrap();
     device.download(&tokens)
 }
 
@@ -45,6 +60,9 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             let expected: Vec<u32> = logits.chunks(columns).map(expected).collect();
             assert_eq!(found, expected, "seed {seed}, scale {scale}: found, expected");
             transcript.record_words("likeliest", found.iter().map(|&token| u64::from(token)));
+            let logits = rounded::<B::Activation>(&logits);
+            let found = tokens_of_activations(&mut device, layout, &logits, rows, scale);
+            assert_eq!(found, expected, "seed {seed}, scale {scale}: found, expected");
         }
     }
     let (infinite, most) = (f32::INFINITY, f32::MAX);
@@ -59,6 +77,9 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     ];
     let found = tokens(&mut device, Layout::packed(7, 4), hard.as_flattened(), 7, 1.0);
     assert_eq!(found, [0, 1, 0, NO_TOKEN, NO_TOKEN, NO_TOKEN, 2], "found, expected");
+    let hard = rounded::<B::Activation>(hard[..6].as_flattened());
+    let found = tokens_of_activations(&mut device, Layout::packed(6, 4), &hard, 6, 1.0);
+    assert_eq!(found[3..], [NO_TOKEN; 3], "found, expected");
     let found = tokens(&mut device, Layout::packed(1, 2), &[most, 1.0], 1, 2.0);
     assert_eq!(found, [NO_TOKEN], "found, expected");
     transcript

@@ -282,7 +282,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
     pub fn advance(&mut self, device: &mut Device<'_, B>, tokens: &[&[u32]]) -> Result<()> {
         self.check(tokens)?;
         for piece in self.pieces(tokens) {
-            self.advance_piece(device, &piece)?;
+            let shape = self.advance_piece(device, &piece)?;
+            self.gather_newest(device, &shape, &piece)?;
         }
         Ok(())
     }
@@ -323,7 +324,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
         (0..longest).step_by(positions).map(piece).collect()
     }
 
-    /// Adds the tokens of one piece.
+    /// Adds the tokens of one piece. The head's input for the newest tokens is not gathered.
     pub(crate) fn advance_piece(
         &mut self,
         device: &mut Device<'_, B>,
@@ -333,7 +334,6 @@ impl<'m, B: Backend> Sequences<'m, B> {
         // Scratch memory that a recording names may move when more of it is needed.
         self.step = Step::New;
         self.run(device, &piece, Products::Library)?;
-        self.gather_newest(device, &piece, tokens)?;
         for (length, tokens) in self.lengths.iter_mut().zip(tokens) {
             *length += tokens.len() as u32;
         }

@@ -108,6 +108,12 @@ pub fn continuations_are_scored_as_whole_texts<B: Backend>(arm: &Arm<B>) {
                 }
             }
         }
+        // Several may be on their way at once, and are taken in any order.
+        let pending: Vec<_> =
+            ends.chunks(2).map(|ends| many.enqueue(device, ends).expect("goes")).collect();
+        for (pending, expected) in pending.into_iter().zip(scores.chunks(2)).rev() {
+            assert_eq!(many.finish(device, pending).expect("scores"), expected);
+        }
         for first in [0, ends[0].tokens.len()] {
             let wrong = Continuation { first, ..ends[0] };
             let error = one.continuations(device, &[wrong]).unwrap_err().to_string();

@@ -10,7 +10,7 @@ use tidemill_evaluation::suite::{Average, Suite};
 use tidemill_evaluation::task::Metric;
 
 use crate::cli::Format;
-use crate::cli::output::result_line;
+use crate::cli::output::{note_line, result_line};
 
 /// The results of all tasks.
 pub(super) struct Report<'a> {
@@ -20,6 +20,54 @@ pub(super) struct Report<'a> {
     pub seed: u64,
     pub tasks: Vec<(&'a PlannedTask, &'a Vec<Measured>)>,
     pub suites: &'a [(String, Suite)],
+    pub time: Time,
+}
+
+/// Where the time went.
+pub(super) struct Time {
+    /// From the start until the model was on its device.
+    pub load_seconds: f64,
+    /// Reading questions and making tokens of them, beside the loading.
+    pub tokenize_seconds: f64,
+    pub score_seconds: f64,
+    /// From the start until the results were there.
+    pub total_seconds: f64,
+    /// Requests that were scored.
+    pub requests: usize,
+    /// Their tokens.
+    pub tokens: usize,
+}
+
+impl Time {
+    /// Things a second while they were scored; 0 of none.
+    fn rate(&self, things: usize) -> f64 {
+        if things == 0 { 0.0 } else { things as f64 / self.score_seconds }
+    }
+
+    fn note(&self) {
+        let Self { load_seconds, tokenize_seconds, score_seconds, total_seconds, .. } = self;
+        note_line!(
+            "{} requests, {} tokens in {total_seconds:.2} s: loading {load_seconds:.2} s, beside it tokenizing {tokenize_seconds:.2} s, \
+             scoring {score_seconds:.2} s ({:.0} requests and {:.0} tokens a second)",
+            self.requests,
+            self.tokens,
+            self.rate(self.requests),
+            self.rate(self.tokens),
+        );
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "load_seconds": self.load_seconds,
+            "tokenize_seconds": self.tokenize_seconds,
+            "score_seconds": self.score_seconds,
+            "total_seconds": self.total_seconds,
+            "scored_requests": self.requests,
+            "scored_tokens": self.tokens,
+            "requests_per_second": self.rate(self.requests),
+            "tokens_per_second": self.rate(self.tokens),
+        })
+    }
 }
 
 /// How many requests of a task were too long.
@@ -29,6 +77,7 @@ pub(super) fn cut_requests(task: &PlannedTask) -> usize {
 
 impl Report<'_> {
     pub(super) fn print(&self, format: Format) -> anyhow::Result<()> {
+        self.time.note();
         match format {
             Format::Json => result_line!("{}", self.json()),
             Format::Text => self.print_table(),
@@ -59,6 +108,7 @@ impl Report<'_> {
             "device": self.device,
             "seed": self.seed,
             "tasks": tasks.collect::<Map<_, _>>(),
+            "time": self.time.json(),
         });
         if !self.suites.is_empty() {
             report["suites"] = Value::Object(suites.collect());

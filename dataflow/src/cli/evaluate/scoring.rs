@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -16,13 +15,13 @@ use tidemill_evaluation::metrics::Answer;
 use tidemill_evaluation::plan::PlannedTask;
 use tidemill_evaluation::tokens::Request;
 use tidemill_kernels::Backend;
-use tidemill_model::score::{Asked, Continuation};
+use tidemill_model::score::{Asked, Continuation, ContinuationScore};
 
 use super::Answers;
 use crate::cli::output::note_line;
 use crate::cli::progress::CountProgress;
 use crate::device::Devices;
-use crate::inference::{LoadedModel, ModelScorer};
+use crate::inference::{LoadedModel, ModelFiles};
 
 /// The answers that there are, and the requests that have none yet.
 pub(super) struct Scoring<'a> {
@@ -36,7 +35,7 @@ pub(super) struct Scoring<'a> {
 /// Models on devices.
 pub(super) struct Workers<'a, B: Backend> {
     /// Where the model is.
-    pub path: &'a Path,
+    pub files: &'a Arc<ModelFiles>,
     /// Requests at a time.
     pub batch: Option<NonZeroUsize>,
     /// The first worker's model.
@@ -79,6 +78,12 @@ impl<'a> Scoring<'a> {
             std::cmp::Reverse(tasks[task].requests()[request].tokens.len())
         });
         Ok(Self { tasks, answers, file, left })
+    }
+
+    /// How many requests have no answer yet, and their tokens.
+    pub(super) fn left(&self) -> [usize; 2] {
+        let tokens = self.left.iter().map(|&place| self.request(place).tokens.len());
+        [self.left.len(), tokens.sum()]
     }
 
     fn request(&self, (task, request): (usize, usize)) -> &'a Request {
@@ -142,17 +147,18 @@ impl<B: Backend> Workers<'_, B> {
             note_line!("note: {} of {all} requests are answered already", all - left.len());
         }
         let positions = scoring.request(longest).tokens.len();
-        let at_once = match self.batch {
-            Some(batch) => batch.get(),
-            None => self.first.sequences_at_once(positions)?,
+        let (at_once, most_rows) = match self.batch {
+            Some(batch) => (batch.get(), usize::MAX),
+            None => (self.first.texts_at_once(positions)?, BATCH_TOKENS),
         };
         let at_once = at_once.min(left.len());
-        let batches: Vec<&[(usize, usize)]> = left.chunks(at_once).collect();
+        let lengths = left.iter().map(|&place| scoring.request(place).tokens.len());
+        let batches = cut(&left, &lengths.collect::<Vec<_>>(), at_once, most_rows);
         let texts: Vec<Vec<Continuation<'_>>> = batches
             .iter()
             .map(|places| places.iter().map(|&place| scoring.continuation(place)).collect())
             .collect();
-        let Self { path, first, devices, .. } = self;
+        let Self { files, first, devices, .. } = self;
         let next = AtomicUsize::new(0);
         let (sender, receiver) = mpsc::channel::<Sent>();
         std::thread::scope(|scope| {
@@ -164,14 +170,28 @@ impl<B: Backend> Workers<'_, B> {
                     let answered = || -> anyhow::Result<()> {
                         let mut model = match model {
                             Some(model) => model,
-                            None => LoadedModel::open(path, backend)?,
+                            None => LoadedModel::of_files(files, backend)?,
                         };
                         let mut scorer = model.scorer(at_once, positions)?;
+                        // The device has the next batch while the answers of this one are waited for.
+                        let mut ahead = None;
                         loop {
                             let batch = next.fetch_add(1, Ordering::Relaxed);
-                            let Some(texts) = texts.get(batch) else { return Ok(()) };
-                            // Nothing is to be done once the receiver has failed.
-                            if sender.send(Ok((batch, answer(&mut scorer, texts)?))).is_err() {
+                            let enqueued = match texts.get(batch) {
+                                Some(texts) => Some((batch, scorer.enqueue(texts)?)),
+                                None => None,
+                            };
+                            let is_last = enqueued.is_none();
+                            if let Some((batch, pending)) = std::mem::replace(&mut ahead, enqueued)
+                            {
+                                let scores = scorer.finish(pending)?;
+                                let answers = answers(scores, &texts[batch]);
+                                // Nothing is to be done once the receiver has failed.
+                                if sender.send(Ok((batch, answers))).is_err() {
+                                    return Ok(());
+                                }
+                            }
+                            if is_last {
                                 return Ok(());
                             }
                         }
@@ -219,14 +239,44 @@ fn keep_all(
 }
 
 /// The answers to the requests of a batch.
-fn answer<B: Backend>(
-    scorer: &mut ModelScorer<'_, B>,
-    texts: &[Continuation<'_>],
-) -> anyhow::Result<Vec<Answer>> {
-    let scores = scorer.continuations(texts)?;
-    let answers = scores.into_iter().zip(texts).map(|(score, text)| Answer {
+fn answers(scores: Vec<ContinuationScore>, texts: &[Continuation<'_>]) -> Vec<Answer> {
+    let answer = |(score, text): (ContinuationScore, &Continuation<'_>)| Answer {
         log_likelihood: score.log_probabilities.iter().copied().map(f64::from).sum(),
         greedy: (text.asked == Asked::Likeliest).then(|| score.likeliest.iter().all(|&is| is)),
-    });
-    Ok(answers.collect())
+    };
+    scores.into_iter().zip(texts).map(answer).collect()
+}
+
+/// Tokens of a batch, as long as all of it are as its longest: enough to fill a device.
+const BATCH_TOKENS: usize = 1 << 12;
+
+/// Batches of at most `most` items and, but for items that are longer, `most_rows` tokens with what fills them up; `lengths` descend.
+fn cut<'t, T>(items: &'t [T], lengths: &[usize], most: usize, most_rows: usize) -> Vec<&'t [T]> {
+    let (mut batches, mut first) = (Vec::new(), 0);
+    while first < items.len() {
+        let count = (most_rows / lengths[first].max(1)).clamp(1, most).min(items.len() - first);
+        batches.push(&items[first..first + count]);
+        first += count;
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_hold_as_many_short_texts_as_fill_the_device() {
+        let items: Vec<usize> = (0..7).collect();
+        let lengths = [100, 50, 50, 10, 10, 10, 1];
+        let sizes = |most, most_rows| -> Vec<usize> {
+            let batches = cut(&items, &lengths, most, most_rows);
+            assert_eq!(batches.concat(), items);
+            batches.iter().map(|batch| batch.len()).collect()
+        };
+        assert_eq!(sizes(5, 99), [1, 1, 1, 4]);
+        assert_eq!(sizes(5, 100), [1, 2, 4]);
+        assert_eq!(sizes(3, 100), [1, 2, 3, 1]);
+        assert_eq!(sizes(3, usize::MAX), [3, 3, 1]);
+    }
 }

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{blocks, size32};
 use super::{exactly_mut, row_stride};
+use crate::backend::Element;
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -26,12 +27,16 @@ struct Likeliest {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// A block for each row.
-    pub(in crate::gpu) fn launch_likeliest(
+    /// A block for each row; `name` is the kernel of logits of type T.
+    ///
+    /// # Safety
+    /// `name` must read elements of type T.
+    pub(in crate::gpu) unsafe fn launch_likeliest<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
+        name: &'static str,
         tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
+        logits: Matrix<'_, Self, T>,
         scale: f32,
     ) -> Result<()> {
         const KERNEL: &str = "likeliest";
@@ -45,7 +50,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             scale,
         };
         let launch = blocks(KERNEL, rows, THREADS)?;
-        // SAFETY: there is a token for each row of the logits.
-        unsafe { self.launch(stream, &LIKELIEST, KERNEL, launch, arguments) }
+        // SAFETY: there is a token for each row of the logits; the caller vouches for their type.
+        unsafe { self.launch(stream, &LIKELIEST, name, launch, arguments) }
     }
 }

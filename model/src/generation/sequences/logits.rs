@@ -116,20 +116,26 @@ impl<B: Backend> Sequences<'_, B> {
         Ok(())
     }
 
-    /// The head's input for every row of the newest piece, normalized: `normed[b t, d]`.
-    pub(crate) fn normalized_piece(
+    /// The head's input for some rows of the newest piece, normalized: `normed[rows, d]`, by way of `gathered[rows, d]`.
+    pub(crate) fn normalized_rows(
         &mut self,
         device: &mut Device<'_, B>,
         piece: &Piece,
+        rows: Slice<'_, B, u32>,
+        gathered: &mut B::Buffer<f32>,
     ) -> Result<Matrix<'_, B, B::Activation>> {
-        let (rows, head) = (piece.rows(), self.model.head());
+        let (count, head) = (rows.elements(), self.model.head());
         let [parameters, _] = self.model.head_parameters(self.parameters)?;
         let Rows { residual, normed, norm, .. } = &mut self.rows;
-        let input = Slice::all(residual).matrix(rows, head.width)?;
-        let grains = GrainRows::new(rows, rows)?;
-        let out = SliceMut::all(normed).matrix(rows, head.width)?;
+        let Device { backend, stream } = device;
+        let residual = Slice::all(residual).matrix(piece.rows(), head.width)?;
+        let out = SliceMut::all(gathered).matrix(count, head.width)?;
+        backend.embedding_forward(stream, out, residual, rows, Output::Overwrite)?;
+        let input = Slice::all(gathered).matrix(count, head.width)?;
+        let grains = GrainRows::new(count, count)?;
+        let out = SliceMut::all(normed).matrix(count, head.width)?;
         head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
-        Ok(Slice::all(normed).matrix(rows, head.width)?)
+        Ok(Slice::all(normed).matrix(count, head.width)?)
     }
 }
 
