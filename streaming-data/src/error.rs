@@ -348,7 +348,7 @@ pub enum DataError {
     /// The identity of a stream has changed since its cursor was saved.
     #[error("cannot resume the data stream: {key} was {saved} when it was saved and is {now} now")]
     ResumeMismatch {
-        /// What differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`,
+        /// The field that differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`,
         /// or something of a part of a mixture, as in `streams.web.share`.
         key: String,
         /// Its saved value.

@@ -247,7 +247,7 @@ impl<T> Reader<T> {
     /// comes after an error.
     ///
     /// # Errors
-    /// What is wrong with the shard or row of the sample; [`DataError::DecodingPanic`] when a
+    /// The fault of the sample's shard or row; [`DataError::DecodingPanic`] when a
     /// thread, the plan or the wake callback panicked.
     pub fn try_next(&mut self) -> Poll<Option<Result<T, DataError>>> {
         if let Some(item) = self.batch.next() {

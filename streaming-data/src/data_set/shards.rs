@@ -74,7 +74,7 @@ struct Listed {
 }
 
 impl Listed {
-    /// What an index says, of rows that are these.
+    /// The index of these rows.
     fn of_index(index: &Index, shards: Vec<Shard>, rows: RowKind) -> Listed {
         Listed { rows, fingerprint: index.fingerprint(), shards }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between documents and a data set.
+//! Errors between documents and a data set.
 
 mod passing;
 
@@ -14,7 +14,7 @@ use crate::{error::DataError, hash::ContentHash};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// What can go wrong with files, stores and indexes elsewhere too.
+    /// Errors of files, stores and indexes, which occur elsewhere too.
     #[error(transparent)]
     Data(#[from] DataError),
 
@@ -55,7 +55,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The line, behind a comma, where it is known.
         place: String,
-        /// What is wrong there.
+        /// The fault there.
         problem: String,
     },
 
@@ -78,7 +78,7 @@ pub enum PrepareError {
         inputs: Vec<PathBuf>,
         /// The pattern.
         glob: String,
-        /// What is there in place of one, and what would take it.
+        /// The kinds of files found instead, and the flag that takes them.
         found: String,
     },
 
@@ -104,7 +104,7 @@ pub enum PrepareError {
         reason: BrokenReason,
     },
 
-    /// What should hold the text of documents, or their tokens, is not there or of another type.
+    /// The column or key of the documents' text or tokens is missing or of another type.
     #[error("input {path}: found {found}, expected {expected}", path = path.display())]
     InputColumn {
         /// The file or folder.
@@ -207,7 +207,7 @@ pub enum PrepareError {
     DocumentChanged {
         /// The document.
         path: PathBuf,
-        /// What is wrong with it now.
+        /// Its fault now.
         #[source]
         reason: SkipReason,
     },
@@ -237,7 +237,7 @@ pub enum PrepareError {
     Tokenize {
         /// The document.
         path: PathBuf,
-        /// What the tokenizer says.
+        /// The tokenizer's error.
         #[source]
         source: TokenizeError,
     },
@@ -296,7 +296,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The first setting that differs.
         key: String,
-        /// What the data set was prepared with.
+        /// The setting that the data set was prepared with.
         found: String,
         /// What was asked for.
         asked: String,

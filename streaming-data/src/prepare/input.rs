@@ -164,7 +164,7 @@ pub(crate) struct Sources {
     contents: Contents,
 }
 
-/// What the inputs hold.
+/// The content of the inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// Texts, to be tokenized.
@@ -213,7 +213,7 @@ impl Sources {
         Sources { contents, ..self }
     }
 
-    /// What the inputs hold.
+    /// The content of the inputs.
     pub(crate) fn contents(&self) -> Contents {
         self.contents
     }

@@ -61,15 +61,15 @@ use super::{
 };
 use crate::prepare::PrepareError;
 
-/// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two
+/// The charge for a byte of text: itself, its token (4 bytes), the token in its row (4), its two
 /// levels while it is encoded (4), and at worst its place in the page (4).
 const HELD_BYTES_PER_TEXT_BYTE: u64 = 17;
 
-/// What a token is charged once its text is gone; a text has at most one token a byte, but for
+/// The charge for a token once its text is gone; a text has at most one token a byte, but for
 /// the one that ends it.
 const HELD_BYTES_PER_TOKEN: u64 = 16;
 
-/// What the smallest text is charged: it bounds how many are handed out at once.
+/// The charge for the smallest text: it bounds how many are handed out at once.
 const HELD_BYTES_AT_LEAST: u64 = 4096;
 
 /// Does the work, and hands its shards to the output, or what it read to the collector; `progress` is asked whether to go on after each text and row group, and while shards are
@@ -129,7 +129,7 @@ struct Conductor<'a> {
     read_bytes: u64,
     /// Bytes of the input at hand in the stream.
     input_done: u64,
-    /// What was read of a text that is read in pieces.
+    /// The part read so far of a text that is read in pieces.
     pieces: PiecesDone,
     row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
     held_bytes: u64,
@@ -483,7 +483,7 @@ impl<'a> Conductor<'a> {
     }
 }
 
-/// What so many bytes of text are charged.
+/// The charge for so many bytes of text.
 fn held_bytes(text_bytes: u64) -> u64 {
     text_bytes.saturating_mul(HELD_BYTES_PER_TEXT_BYTE).max(HELD_BYTES_AT_LEAST)
 }

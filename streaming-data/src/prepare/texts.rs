@@ -26,13 +26,13 @@ use super::{
 pub struct TextSettings {
     /// Files and folders.
     pub inputs: Vec<PathBuf>,
-    /// What in folders is an input.
+    /// Which files of a folder are inputs.
     pub glob: String,
     /// Where the text of a line, row or sample is.
     pub text_key: Option<String>,
     /// Which documents are shown, and what of them.
     pub filters: FilterSettings,
-    /// What is done about documents that cannot be read.
+    /// The policy for documents that cannot be read.
     pub strictness: Strictness,
     /// Number of threads.
     pub workers: NonZeroUsize,
@@ -53,7 +53,7 @@ pub struct TextsReport {
     pub named_broken: Vec<BrokenDocument>,
 }
 
-/// What is shown each text.
+/// A callback that is given each text.
 #[derive(Clone, Copy)]
 pub(crate) struct Visitor<'a>(&'a (dyn Fn(&str) + Sync));
 

@@ -19,7 +19,7 @@ pub(super) struct BatchRule {
     pub(super) ends_with_range: bool,
 }
 
-/// What a reader takes from its queue.
+/// An item of a reader's queue.
 pub(super) enum Taken<T> {
     /// Never empty.
     Batch(Vec<T>),

@@ -62,7 +62,7 @@ pub(super) trait Work: Send + Sync + 'static {
     fn loads(&self) -> u64;
 }
 
-/// What a thread does with a batch that needs what another thread decodes.
+/// A thread's choice for a batch that needs a page which another thread decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IfBusy {
     Defer,
@@ -131,7 +131,7 @@ struct Task<T> {
     loads: Option<u64>,
 }
 
-/// What a thread does next.
+/// A thread's next step.
 enum Action<T> {
     Make(Task<T>, IfBusy),
     /// A reader has reached its end, or failed, and must be notified.

@@ -98,7 +98,7 @@ struct DecodedSize {
     is_known: bool,
 }
 
-/// What the footer tells of a column's decoded size. The size of its pages is no bound: a value that
+/// A column's decoded size as the footer tells it. The size of its pages is no bound: a value that
 /// comes again and again is encoded to nearly nothing.
 fn decoded_bytes(column: &ColumnChunkMetaData) -> DecodedSize {
     let number = |value: i64| u64::try_from(value).unwrap_or(0);

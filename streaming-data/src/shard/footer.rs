@@ -161,7 +161,7 @@ impl Footer {
         self.group_hashes.is_some()
     }
 
-    /// What the pages of a row group should hash to, where that is known and what is read of the
+    /// The expected hash of the pages of a row group, where that is known and what is read of the
     /// file is still to be verified.
     pub(super) fn group_hash_for(&self, file: &ShardFile, group: usize) -> Option<ContentHash> {
         let hashes = self.group_hashes.as_ref().filter(|_| !file.is_verified())?;

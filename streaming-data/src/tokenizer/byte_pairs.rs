@@ -121,7 +121,7 @@ struct Training {
     words: Vec<Word>,
     tokens: Vec<u32>,
     pairs: HashMap<[u32; 2], Occurrences>,
-    /// What pairs counted when they were put here: no less than they do now, or once more since.
+    /// Pairs by their counts when they were put here: no less than their counts now, or put here once more since.
     order: BinaryHeap<(u64, Reverse<[u32; 2]>)>,
 }
 

@@ -1,4 +1,4 @@
-//! What `prepare` was asked to leave out of a data set.
+//! The selections that `prepare` was asked to make: filters and deduplication.
 //!
 //! It stands in the index so that nothing is ever added to a data set by other rules than the rest of it,
 //! and so that a reader knows what was left out. Opening a data set to train on it takes no notice: one with
@@ -17,9 +17,9 @@ pub struct Selection(Value);
 pub struct SelectionDifference {
     /// The keys from the outermost on, with dots between them.
     pub key: String,
-    /// What the first selection has there.
+    /// The value in the first selection.
     pub found: String,
-    /// What the other one has there.
+    /// The value in the other selection.
     pub other: String,
 }
 

@@ -1,4 +1,4 @@
-//! What an update changed: two versions side by side, record by record.
+//! The changes of an update: two versions side by side, record by record.
 //!
 //! Of an input, documents of the same text are the same document, wherever in it they stand; of several with the same text the first
 //! is the first again, and so on. As many documents as are replaced in an input count as changed, and only those beyond as added or
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What an update changed.
+/// The changes of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// The version before.
@@ -50,15 +50,15 @@ pub struct Changed {
 /// Documents of which something else became than before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
-    /// What became of them in the version before.
+    /// Their outcome in the version before.
     pub from: Verdict,
-    /// What becomes of them now.
+    /// Their outcome now.
     pub to: Verdict,
     /// How many.
     pub documents: u64,
 }
 
-/// What became of shards.
+/// The outcome of shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardsChanged {
     /// Shards of the version before that stay.
@@ -72,7 +72,7 @@ pub struct ShardsChanged {
 /// Records that are read between two questions whether to go on.
 const RECORDS_AT_ONCE: u64 = 1 << 12;
 
-/// What is new in the records and shards of a version, against the version before.
+/// The difference between the records and shards of a version and those of the version before.
 ///
 /// # Errors
 /// What is wrong with the version before, that of a temporary file, and of `go_on`.
@@ -145,7 +145,7 @@ pub(crate) fn difference(
 /// A document: the hash of its text, and what became of it.
 type Judgement = (u128, Verdict);
 
-/// What comes next of an input.
+/// The next record of an input.
 enum Item {
     Document(Judgement),
     /// Its end, and the digest of its documents.
@@ -210,7 +210,7 @@ fn item(record: Option<Record>, verdict: impl FnOnce(&Document) -> Verdict) -> I
     }
 }
 
-/// What was compared so far.
+/// The comparison so far.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Comparison {
     inputs: Changed,

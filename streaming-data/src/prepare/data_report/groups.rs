@@ -16,7 +16,7 @@ use super::{
 /// bucket with another.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
-    /// What a document is linked to, which is smaller or itself.
+    /// The document that a document is linked to: a smaller one, or itself.
     parents: HashMap<u64, u64>,
 }
 

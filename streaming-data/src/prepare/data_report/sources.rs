@@ -14,7 +14,7 @@ pub const SOURCES: usize = 50;
 pub struct Sources {
     /// The sources with the most tokens, at most [`SOURCES`], the greatest first.
     pub listed: Vec<Source>,
-    /// What is not listed, in all.
+    /// The sum of the sources that are not listed.
     pub others: OtherSources,
 }
 

@@ -1,4 +1,4 @@
-//! What became of documents, counted while they are read.
+//! Outcomes of documents, counted while they are read.
 //!
 //! Counts of passes and of processes are added to each other in any order, those of one input's parts in theirs, and come to
 //! the same: of examples the first ones stay, in the order of inputs.
@@ -17,7 +17,7 @@ use crate::prepare::{
 /// Documents that are shown of each verdict, and of each rule.
 pub const EXAMPLES: usize = 3;
 
-/// What became of a document.
+/// The outcome of a document.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict", content = "rule")]
 pub enum Verdict {

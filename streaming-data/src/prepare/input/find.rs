@@ -47,10 +47,10 @@ pub(crate) struct Input {
     pub changed: Option<SystemTime>,
 }
 
-/// What the inputs hold.
+/// The content of the inputs.
 #[derive(Debug)]
 pub(crate) struct FoundInputs {
-    /// What to read, in byte order of the paths.
+    /// The inputs, in byte order of the paths.
     pub inputs: Vec<Input>,
     /// Files and folders that cannot be read, in byte order of their paths.
     pub skipped: Vec<SkippedDocument>,
@@ -158,7 +158,7 @@ impl PassedOver {
         }
     }
 
-    /// What there is, the most frequent first, and the flag that takes it.
+    /// The suffixes of files that were passed over, the most frequent first, and the flag that takes them.
     fn told(self) -> String {
         let mut counts: Vec<(String, u64)> = self.counts.into_iter().collect();
         counts.sort_by_key(|(_, count)| Reverse(*count));

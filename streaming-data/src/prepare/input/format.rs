@@ -1,4 +1,4 @@
-//! What an input is, by its name; and whether a folder is an MDS data set, by its index.
+//! The format of an input, by its name; and whether a folder is an MDS data set, by its index.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ const COMPRESSED: [(&str, Option<Compression>); 9] = [
 ];
 
 impl Format {
-    /// What a file of this name is: JSON lines and Parquet say so, everything else is text.
+    /// The format of a file of this name: JSON lines and Parquet say so, everything else is text.
     ///
     /// # Errors
     /// [`SkipReason`] for a name that says that the file cannot be read.
@@ -71,7 +71,7 @@ impl Format {
     }
 }
 
-/// What the index of an MDS data set says of its shards.
+/// The shards that the index of an MDS data set lists.
 pub(crate) const MDS_FORMAT: &str = "mds";
 
 /// Whether this is the index of an MDS data set, and not of something else.

@@ -35,7 +35,7 @@ pub(crate) struct JsonLines {
     path: Arc<Path>,
     key: Arc<str>,
     stream: Stream,
-    /// What was read and is in no part.
+    /// The bytes read that are in no part.
     pending: Vec<u8>,
     /// Number of the line with which it begins, from 1.
     line: u64,

@@ -34,7 +34,7 @@ fn not_json(error: serde_json::Error) -> BrokenReason {
     BrokenReason::NotJson { column, problem }
 }
 
-/// What a value was found to be.
+/// The kind of a value.
 enum Found<'a> {
     Text(Cow<'a, str>),
     Other(&'static str),

@@ -1,4 +1,4 @@
-//! What stands for `mds` in a build without that feature: its data sets are known, and refused.
+//! Stands for `mds` in a build without that feature: its data sets are recognised, and refused.
 
 use std::{convert::Infallible, path::Path, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What gave no document, and why: files as a whole, and single lines, rows and samples.
+//! Files, lines, rows and samples that gave no document, and the reasons.
 //!
 //! Nothing is left out in silence. Files are all named; of the documents inside files that are
 //! broken, the first [`NAMED_BROKEN`] are named and all are counted, so that a file of a billion
@@ -45,7 +45,7 @@ pub enum SkipReason {
     /// It cannot be opened, listed or read.
     #[error("it cannot be read")]
     Unreadable {
-        /// What the operating system says.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
@@ -151,7 +151,7 @@ pub struct BrokenDocument {
     pub path: PathBuf,
     /// Where in it.
     pub place: Place,
-    /// What is wrong.
+    /// The fault.
     pub reason: BrokenReason,
 }
 
@@ -162,7 +162,7 @@ impl BrokenDocument {
     }
 }
 
-/// What is wrong with a line, row or sample.
+/// The fault of a line, row or sample.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BrokenReason {
@@ -177,7 +177,7 @@ pub enum BrokenReason {
     NotJson {
         /// The column of the line, from 1.
         column: usize,
-        /// What is wrong there.
+        /// The fault there.
         problem: String,
     },
     /// It is JSON, but no object.
@@ -209,7 +209,7 @@ pub enum BrokenReason {
     /// One of several processes that prepare together found out what; where there are several, all of it is told so.
     #[error("{words}")]
     Told {
-        /// What is wrong.
+        /// The fault.
         words: String,
     },
 }

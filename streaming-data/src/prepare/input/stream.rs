@@ -21,7 +21,7 @@ const FILE_BUFFER_BYTES: usize = 256 << 10;
 /// kilobytes may demand all of its window.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// What Zstandard says of a window above that.
+/// Zstandard's error for a window above that.
 const ZSTD_WINDOW_TOO_LARGE: &str = "Frame requires too much memory for decoding";
 
 /// A file in Zstandard needs too much memory.

@@ -14,7 +14,7 @@ pub(crate) struct Values {
     rows: Vec<Row>,
 }
 
-/// What a row is; the bytes of a value end there.
+/// A row: where the bytes of its value end.
 #[derive(Clone, Copy)]
 enum Row {
     Value { end: usize },
@@ -69,7 +69,7 @@ impl Values {
         self.bytes.len()
     }
 
-    /// What they take in memory.
+    /// Their bytes in memory.
     pub(crate) fn held_bytes(&self) -> u64 {
         (self.bytes.len() + size_of_val(&self.rows[..])) as u64
     }

@@ -51,7 +51,7 @@ pub(crate) struct RemoteOutput {
     uploading: Vec<Started<Claimed>>,
 }
 
-/// What an index is that was put without an answer.
+/// The state of an index that was put without an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Unanswered {
     /// It is there.
@@ -139,7 +139,7 @@ impl RemoteOutput {
         Ok(entries)
     }
 
-    /// What became of an index whose put failed. It cannot arrive any more once another claim stands in
+    /// The state of an index whose put failed. It cannot arrive any more once another claim stands in
     /// the place of the one that it was to replace.
     fn fence(&mut self, index: &[u8]) -> Unanswered {
         let folder = self.folder.hurried();

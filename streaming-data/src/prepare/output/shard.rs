@@ -56,7 +56,7 @@ pub(crate) const ZSTD_LEVEL: i32 = 3;
 /// A page that is encoded at once, whatever the size of a row group.
 const UNLIMITED: usize = i32::MAX as usize;
 
-/// What all shards of a data set have in common.
+/// The settings that all shards of a data set share.
 #[derive(Debug)]
 pub(crate) struct ShardFormat {
     seq_len: usize,
@@ -164,7 +164,7 @@ pub(crate) fn is_shard_file(name: &str) -> bool {
 /// Shards that may be complete here and not yet where they are to be.
 pub(crate) const ON_THEIR_WAY: usize = 3;
 
-/// What shards are called.
+/// The names of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
     /// By their numbers.
@@ -311,7 +311,7 @@ impl<'a> ShardWriter<'a> {
         self.output.has_at_most(0)
     }
 
-    /// What an index says of each shard.
+    /// The index entry of each shard.
     pub(crate) fn written(self) -> Vec<ShardEntry> {
         self.written
     }

@@ -28,7 +28,7 @@ use crate::{
     prepare::PrepareError,
 };
 
-/// What the names of hidden folders begin with.
+/// The prefix of the names of hidden folders.
 const UPDATING: &str = ".updating-";
 
 /// The file that is locked, in the folder of the state.
@@ -74,7 +74,7 @@ pub(crate) struct UpdatedFolder {
     aside: ScratchFolder,
     /// Names of files that are complete in the hidden folder.
     ready: BTreeSet<String>,
-    /// What the version before has.
+    /// The files of the version before.
     there: BTreeSet<String>,
     _lock: WriterLock,
 }

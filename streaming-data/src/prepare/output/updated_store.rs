@@ -29,9 +29,9 @@ pub(crate) struct UpdatedStore {
     temporary: PathBuf,
     /// The index that is to be replaced.
     found: Found,
-    /// What was removed before it was read.
+    /// The objects removed before they were read.
     unpruned: Unpruned,
-    /// What the version has that is to be replaced.
+    /// The objects of the version that is to be replaced.
     there: BTreeSet<String>,
     given_up: Cancel,
     uploading: Vec<Started<()>>,

@@ -10,10 +10,10 @@ use super::{
 };
 use crate::prepare::{PrepareError, output::shard::EncodedRowGroup, tokens::pack::RowGroup};
 
-/// What comes next in the data set.
+/// The next item of the data set.
 pub(crate) enum Next<K> {
     Rows(EncodedRowGroup),
-    /// What was put between them.
+    /// An item that was put between them.
     Kept(K),
 }
 
@@ -42,7 +42,7 @@ impl<'a, K> Ahead<'a, K> {
         self.items.arrived(number, Ok(Next::Kept(kept)));
     }
 
-    /// What is next; nothing where that is not there yet, and no more than so many are behind.
+    /// The next item; none where it has not arrived and no more than so many are behind it.
     ///
     /// # Errors
     /// That of a row group that cannot be encoded.

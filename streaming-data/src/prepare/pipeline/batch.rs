@@ -1,4 +1,4 @@
-//! What became of the documents of a file or part, for what comes behind reading.
+//! The outcome of reading the documents of a file or part, for the stages behind reading.
 
 use crate::prepare::{
     BrokenDocument, PrepareError, choose::duplicates::Signature, upkeep::Document,

@@ -46,7 +46,7 @@ pub(crate) struct Bounds {
     pub held_bytes: u64,
 }
 
-/// What to do.
+/// The work.
 #[derive(Clone, Copy)]
 pub(crate) struct Work<'a> {
     /// The inputs in order.
@@ -81,7 +81,7 @@ pub(crate) struct Numbered<T> {
     pub item: T,
 }
 
-/// What a thread is to do.
+/// A thread's work.
 pub(crate) enum Job {
     /// Read a text and tokenize it.
     Read(Reading),
@@ -108,7 +108,7 @@ pub(crate) struct PartAtHand {
     pub read_bytes: u64,
 }
 
-/// What a thread did.
+/// A thread's result.
 pub(crate) enum Done {
     /// The answer to [`Job::Read`] and [`Job::Take`]; they share their numbers.
     Taken(Result<Taken, PrepareError>),
@@ -118,7 +118,7 @@ pub(crate) enum Done {
     RowGroup(Result<EncodedRowGroup, PrepareError>),
 }
 
-/// What comes next in the stream.
+/// The next item of the stream.
 pub(crate) enum Taken {
     /// A text or a piece of one.
     Text(TextDone),
@@ -136,7 +136,7 @@ pub(crate) struct CutDone {
     pub next: Next,
 }
 
-/// What became of a part.
+/// The result of reading a part.
 #[derive(Default)]
 pub(crate) struct PartDone {
     pub input: usize,
@@ -153,17 +153,17 @@ pub(crate) struct PartDone {
     pub text_bytes: u64,
     pub broken: Broken,
     pub left_out: LeftOut,
-    /// What is collected of it.
+    /// The facts that are collected of it.
     pub batch: Batch,
 }
 
-/// What became of a [`Reading`].
+/// The result of a [`Reading`].
 pub(crate) struct TextDone {
     pub reading: Reading,
     pub found: Found,
 }
 
-/// What a text held.
+/// The content of a text.
 pub(crate) enum Found {
     /// Tokens of a piece, the one that ends the document included where the piece ends it.
     Piece { tokens: Vec<u32>, text_bytes: u64, example: Option<Example> },

@@ -1,4 +1,4 @@
-//! What was done, all in all, and what became of a text that is read in pieces.
+//! The outcome of a run of the pipeline, and of a text that is read in pieces.
 
 use crate::data_set::index::{ShardEntry, StateEntry};
 use crate::prepare::{
@@ -9,10 +9,10 @@ use crate::prepare::{
     upkeep::Changes,
 };
 
-/// What was done.
+/// The outcome of a run of the pipeline.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// What an index says of each shard.
+    /// The index entry of each shard.
     pub shards: Vec<ShardEntry>,
     /// Documents that were neither empty nor skipped.
     pub documents: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Outcome {
     pub skipped: Vec<SkippedDocument>,
     /// Lines, rows and samples that are no documents.
     pub broken: Broken,
-    /// What was left out, and what became of all, where a report is asked for.
+    /// The documents left out, and the outcome of all where a report is asked for.
     pub left_out: LeftOut,
     /// The largest token of the parts.
     pub largest_token: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub dropped_tokens: u64,
     /// The most memory that was charged at once.
     pub peak_held_bytes: u64,
-    /// What is known of the documents, and what changed, where that is kept.
+    /// The records of the documents and their changes, where these are kept.
     pub state: Option<StateEntry>,
     pub changes: Changes,
     /// For a report: groups of duplicates, and what an update changed.
@@ -44,7 +44,7 @@ pub(crate) struct Outcome {
     pub difference: Option<Difference>,
 }
 
-/// What became of a text that is read in pieces, so far.
+/// The outcome so far of a text that is read in pieces.
 #[derive(Default)]
 pub(super) struct PiecesDone {
     tokens: u64,

@@ -1,4 +1,4 @@
-//! What to read next: inputs in order, large texts in pieces, the others part by part.
+//! The order of reading: inputs in order, large texts in pieces, the others part by part.
 //!
 //! A large document is read twice. Nothing of a document that is not UTF-8 may enter the stream,
 //! so all of its pieces are checked before the first is tokenized; meanwhile the plan has nothing
@@ -31,7 +31,7 @@ pub(crate) enum Extent {
     Check(Range<u64>),
     /// A piece, to be tokenized.
     Piece(Range<u64>),
-    /// What comes next of an input of many documents, only to be cut off.
+    /// The next part of an input of many documents, which is only to be cut off.
     Part,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Plan<'a> {
     inputs: &'a [Input],
     /// Texts larger than this are read in pieces of this many bytes; `u64::MAX` for never.
     piece_bytes: u64,
-    /// What a part is expected to hold.
+    /// The expected content of a part.
     part_bytes: u64,
     input: usize,
     pass: Pass,
@@ -61,7 +61,7 @@ enum Pass {
     PartBack,
 }
 
-/// What the check of a piece found.
+/// The result of checking a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is UTF-8.
@@ -75,7 +75,7 @@ impl<'a> Plan<'a> {
         Plan { inputs, piece_bytes, part_bytes, input: 0, pass: Pass::Begin }
     }
 
-    /// What to read next; `None` at the end, and while checks or a part are not back.
+    /// The next reading; `None` at the end, and while checks or a part are not back.
     pub(crate) fn peek(&self) -> Option<Reading> {
         let input = self.inputs.get(self.input)?;
         let reading = |extent, bytes| Reading { input: self.input, extent, bytes };

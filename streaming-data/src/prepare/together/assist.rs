@@ -1,4 +1,4 @@
-//! What a process does that is not process 0: pass after pass, as it is told.
+//! The work of a process that is not process 0: pass after pass, as ordered.
 
 use std::{
     num::NonZeroUsize,

@@ -23,7 +23,7 @@ pub(super) struct Backlog {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What comes before all that is in the file.
+    /// The items before all those in the file.
     memory: VecDeque<Vec<u8>>,
     memory_bytes: usize,
     file: Option<Spill>,
@@ -38,7 +38,7 @@ struct Spill {
     written_to: u64,
 }
 
-/// What was taken out.
+/// The items taken out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Popped {
     Message(Vec<u8>),

@@ -61,7 +61,7 @@ const MESSAGE_BYTES: usize = 64 << 10;
 /// Binary digits of a rank that are a document's number in its input; those before them are the input's.
 const ORDINAL_BITS: u32 = 36;
 
-/// What is compared, and with whom.
+/// The documents compared, and the processes that compare them.
 #[derive(Clone, Copy)]
 pub(super) struct Comparing<'a> {
     pub peers: &'a dyn Peers,
@@ -246,7 +246,7 @@ fn compare_what(
     })
 }
 
-/// What is found out about the documents of this process.
+/// The verdicts on the documents of this process.
 struct Judging {
     /// Documents before each of its inputs, once that began.
     before: Vec<u64>,

@@ -1,4 +1,4 @@
-//! What a process counted for a report, in a message to process 0.
+//! A process's counts for a report, in a message to process 0.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ pub(super) fn write_tally(packet: &mut Packet, tally: &Tally) {
     }
 }
 
-/// What a process counted.
+/// A process's counts.
 ///
 /// # Errors
 /// [`PrepareError::Message`] for numbers, texts or lists that are too large, and for what counts nothing.

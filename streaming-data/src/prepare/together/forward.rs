@@ -60,7 +60,7 @@ pub(super) fn read_share(
     backlog.push(page.take())
 }
 
-/// What a process did in a pass.
+/// The outcome of a process's pass.
 pub(super) fn summary(
     work: &Work<'_>,
     share: Share<'_>,

@@ -1,4 +1,4 @@
-//! What all processes read, in the order of the inputs again: process 0's side of a pass.
+//! Puts the readings of all processes into the order of the inputs: process 0's side of a pass.
 
 use std::{
     ops::ControlFlow,
@@ -100,7 +100,7 @@ pub(crate) fn ask(progress: &mut Report<'_>, position: Progress) -> Result<(), P
     }
 }
 
-/// What the threads of a process tell each other.
+/// Messages between the threads of a process.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
     /// Nothing more is wanted.

@@ -1,4 +1,4 @@
-//! What process 0 tells the others for each pass: what to do, and with which inputs.
+//! The orders of process 0 to the others for each pass: the work, and the inputs.
 
 use super::{
     deal::dealt_to,
@@ -28,7 +28,7 @@ const WANTED_END: u8 = 5;
 const WANTED_BYTES: usize = 64 << 10;
 const WANTED_AT_ONCE: usize = 1 << 12;
 
-/// What a process is told.
+/// An order to a process.
 #[derive(Debug)]
 pub(super) enum Order {
     Setup(Box<Setup>),
@@ -37,7 +37,7 @@ pub(super) enum Order {
     Dismiss,
 }
 
-/// What to do with which inputs.
+/// The work of a pass, and its inputs.
 #[derive(Debug)]
 pub(super) struct PassOrder {
     pub what: What,
@@ -46,7 +46,7 @@ pub(super) struct PassOrder {
     pub inputs: Vec<Input>,
 }
 
-/// What is done with documents.
+/// The work on documents.
 #[derive(Debug)]
 pub(super) enum What {
     /// They are signed and compared. `owners` are the processes of all inputs of the pass.
@@ -75,7 +75,7 @@ impl Order {
         packet.take()
     }
 
-    /// What a process is told of a pass over `inputs`, which were dealt out to `owners`.
+    /// The order for a pass over `inputs`, which were dealt out to `owners`.
     pub(super) fn pass(
         pass: Pass<'_>,
         inputs: &[Input],

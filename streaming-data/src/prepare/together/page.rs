@@ -39,10 +39,10 @@ pub(super) struct PageWriter {
     named: usize,
 }
 
-/// What stands in pages.
+/// The content of pages.
 #[derive(Debug)]
 pub(super) enum Item {
-    /// What was read next of an input.
+    /// The next part read of an input.
     Batch(usize, Batch),
     /// An input gives nothing more.
     End(usize, Ended),
@@ -50,7 +50,7 @@ pub(super) enum Item {
     Summary(Box<Summary>),
 }
 
-/// What a process did in a pass, all in all.
+/// The outcome of a process's pass.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
     pub outcome: Outcome,

@@ -1,4 +1,4 @@
-//! What carries messages between the processes.
+//! The connections that carry messages between the processes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What process 0 tells the others first: how documents are read, chosen and tokenized.
+//! The first message of process 0 to the others: how documents are read, chosen and tokenized.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// What these settings come to.
+    /// The message for these settings.
     pub(crate) fn new(
         settings: &PrepareSettings,
         tokenizer: &dyn Tokenize,

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::prepare::{PrepareError, SkipReason, input::find::Input};
 
-/// What a message or page, or an item of one, begins with that is an [`Unseen`].
+/// The first byte of a message or page, or of an item of one, that is an [`Unseen`].
 pub(super) const UNSEEN: u8 = 4;
 
 /// An input that a process cannot read, and why.
@@ -24,7 +24,7 @@ pub(super) struct Unseen {
     need: Need,
 }
 
-/// What follows where process 0 cannot read it either.
+/// The consequence where process 0 cannot read it either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     /// It is not found, and skipped.

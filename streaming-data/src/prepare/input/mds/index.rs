@@ -28,7 +28,7 @@ pub(crate) struct MdsSet {
     pub shards: Vec<ShardEntry>,
 }
 
-/// What the wanted column holds.
+/// The type of the wanted column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Documents.

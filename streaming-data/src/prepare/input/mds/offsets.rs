@@ -15,7 +15,7 @@ pub(super) struct Offsets {
     /// Offsets that were not read yet.
     left: u64,
     begun: bool,
-    /// What is left of the block at hand.
+    /// The rest of the current block.
     block: Cursor<Vec<u8>>,
 }
 

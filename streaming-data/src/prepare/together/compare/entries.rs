@@ -135,7 +135,7 @@ impl Collect for Signing<'_> {
     }
 }
 
-/// What stands for a document in the order of all.
+/// A document's entry in the order of all.
 fn rank(input: usize, ordinal: u64) -> Result<u64, PrepareError> {
     let most_inputs = 1 << (u64::BITS - ORDINAL_BITS);
     if input as u64 >= most_inputs {
