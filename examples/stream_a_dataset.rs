@@ -1,8 +1,8 @@
 //! Streams a text column of Parquet files through a timely program of yours, elastically, and resumes.
 //!
 //! ```text
-//! cargo run --release --example stream_a_dataset                      # texts that it makes itself
-//! cargo run --release --example stream_a_dataset -- FOLDER_OR_URL COLUMN
+//! cargo example stream_a_dataset                      # texts that it makes itself
+//! cargo example stream_a_dataset -- FOLDER_OR_URL COLUMN
 //! ```
 //!
 //! The program counts the words of each step, 256 rows in a shuffled order, with ordinary timely operators. It does so
@@ -20,9 +20,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use arrow::array::{Array, ArrayRef, RecordBatch, StringArray};
-use arrow::compute::cast;
-use arrow::datatypes::DataType;
+use arrow_array::{Array, ArrayRef, RecordBatch, StringArray};
+use arrow_cast::cast;
+use arrow_schema::DataType;
 use parquet::arrow::ArrowWriter;
 use tidemill::operators::{StreamData, StreamPlan};
 use tidemill::streaming_data::DataSettings;

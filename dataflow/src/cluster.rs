@@ -40,6 +40,11 @@
 mod abort;
 mod acceptor;
 mod channel;
+#[cfg(feature = "processes")]
+mod ciphers;
+#[cfg(not(feature = "processes"))]
+#[path = "cluster/no_ciphers.rs"]
+mod ciphers;
 mod classified;
 mod control;
 mod data_socket;
@@ -204,6 +209,9 @@ impl ClusterSettings {
         if self.process >= self.processes() {
             let (process, processes) = (self.process, self.processes());
             return Err(ClusterError::ProcessIndex { process, processes });
+        }
+        if self.processes() > 1 && cfg!(not(feature = "processes")) {
+            return Err(ClusterError::ThreadsAlone);
         }
         Ok(())
     }
