@@ -18,8 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, ensure};
-use arrow_array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
+use arrow_array::cast::AsArray;
 use arrow_array::types::Float32Type;
+use arrow_array::{Array, ArrayRef, Float32Array, RecordBatch};
 use parquet::arrow::ArrowWriter;
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};

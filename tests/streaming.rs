@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use arrow_array::AsArray;
+use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use tidemill::operators::{Positioned, StreamData, StreamPlan, WorkerPositions};
 use tidemill::streaming_data::data_set::table::{
