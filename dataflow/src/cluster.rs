@@ -9,6 +9,9 @@
 //! message that Rust prints. Its peers find it gone, as one that was killed, and a restart goes on from the last
 //! checkpoint; but the program's own clean-up does not run.
 //!
+//! Several processes need the feature `processes`, whose encryption protects what passes between them. Without it workers are threads
+//! of one process, and [`ClusterError::ThreadsAlone`] refuses more.
+//!
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`EmbeddedRun`]: the same for workers of a `timely::execute` of one's own;
