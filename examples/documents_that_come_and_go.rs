@@ -1,7 +1,7 @@
 //! Training on documents that are taken and withdrawn while it runs.
 //!
 //! ```text
-//! cargo run --release --example documents_that_come_and_go
+//! cargo example documents_that_come_and_go
 //! ```
 //!
 //! The program has a feed of documents: some come, some are withdrawn, and some are copies of others. Operators of

@@ -1,7 +1,7 @@
 //! A model of your own over data of your own: no tokens, but features and a number to tell from them.
 //!
 //! ```text
-//! cargo run --release --example regression
+//! cargo example regression
 //! ```
 //!
 //! The samples are rows of Parquet files with four columns of floats. `TableSamples` streams them in a shuffled order, the graph
@@ -18,8 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, ensure};
-use arrow::array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
-use arrow::datatypes::Float32Type;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Float32Type;
+use arrow_array::{Array, ArrayRef, Float32Array, RecordBatch};
 use parquet::arrow::ArrowWriter;
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};

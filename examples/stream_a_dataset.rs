@@ -1,8 +1,9 @@
 //! Streams a text column of Parquet files through a timely program of yours, elastically, and resumes.
 //!
 //! ```text
-//! cargo run --release --example stream_a_dataset                      # texts that it makes itself
-//! cargo run --release --example stream_a_dataset -- FOLDER_OR_URL COLUMN
+//! cargo example stream_a_dataset                      # texts that it makes itself
+//! cargo example stream_a_dataset -- FOLDER COLUMN
+//! cargo run --release --example stream_a_dataset -- URL COLUMN    # with all features of the program, stores among them
 //! ```
 //!
 //! The program counts the words of each step, 256 rows in a shuffled order, with ordinary timely operators. It does so
@@ -20,9 +21,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use arrow::array::{Array, ArrayRef, RecordBatch, StringArray};
-use arrow::compute::cast;
-use arrow::datatypes::DataType;
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, StringArray};
+use arrow_schema::DataType;
 use parquet::arrow::ArrowWriter;
 use tidemill::operators::{StreamData, StreamPlan};
 use tidemill::streaming_data::DataSettings;
@@ -115,11 +116,13 @@ fn count_words(
             };
             scope
                 .stream_data(open, progress, &plan)
-                .flat_map(move |rows| match rows {
-                    Ok(rows) => words(&rows),
-                    Err(error) => {
-                        *failed.borrow_mut() = Some(error.to_string());
-                        Vec::new()
+                .flat_map(move |rows| {
+                    match rows.map_err(|e| e.to_string()).and_then(|it| words(&it)) {
+                        Ok(words) => words,
+                        Err(error) => {
+                            *failed.borrow_mut() = Some(error);
+                            Vec::new()
+                        }
                     }
                 })
                 // Each word is counted by one worker.
@@ -167,11 +170,16 @@ fn count_words(
 }
 
 /// The words of the only column.
-fn words(rows: &RowBatch) -> Vec<String> {
-    // Whatever kind of string it is: dictionaries, large strings, views.
-    let Ok(texts) = cast(rows.rows.column(0), &DataType::Utf8) else { return Vec::new() };
-    let Some(texts) = texts.as_any().downcast_ref::<StringArray>() else { return Vec::new() };
-    texts.iter().flatten().flat_map(str::split_whitespace).map(str::to_lowercase).collect()
+fn words(rows: &RowBatch) -> Result<Vec<String>, String> {
+    let column = rows.rows.column(0);
+    let texts: Vec<&str> = match column.data_type() {
+        DataType::Utf8 => column.as_string::<i32>().iter().flatten().collect(),
+        DataType::LargeUtf8 => column.as_string::<i64>().iter().flatten().collect(),
+        DataType::Utf8View => column.as_string_view().iter().flatten().collect(),
+        other => return Err(format!("the column holds {other}, expected text")),
+    };
+    let words = texts.into_iter().flat_map(str::split_whitespace).map(str::to_lowercase);
+    Ok(words.collect())
 }
 
 fn hash(word: &str) -> u64 {

@@ -90,7 +90,7 @@ fn the_program_is_linked_to_no_library_of_a_gpu() {
 #[test]
 fn the_program_runs_where_no_library_of_a_gpu_is() {
     let folder = tempfile::tempdir().unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/devices/no_gpu_library.cpp");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/devices/no_gpu_library.cpp");
     let auditor = folder.path().join("no_gpu_library.so");
     let compiled = Command::new("g++")
         .args(["-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])

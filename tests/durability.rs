@@ -21,7 +21,7 @@ use crate::support::{Running, Workbench};
 /// The library that is loaded before the C library.
 static RECORDER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/durability/recorder.cpp");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/durability/recorder.cpp");
     let compiled = Command::new("g++")
         .args(["-O1", "-shared", "-fPIC", "-o", LIBRARY, source, "-ldl"])
         .current_dir(folder.path())

@@ -1,7 +1,7 @@
 //! The whole-system promises of Tidemill, one a file.
 //!
 //! They are modules of one test program, so that everything below is linked once. `elastic` alone:
-//! `cargo test --test promises elastic`.
+//! `cargo test -p tidemill-tests elastic`.
 //!
 //! | file | what is promised |
 //! |---|---|

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use arrow::array::AsArray;
-use arrow::datatypes::Int32Type;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
 use tidemill::operators::{Positioned, StreamData, StreamPlan, WorkerPositions};
 use tidemill::streaming_data::data_set::table::{
     Columns, RowBatch, Table, TableDecoder, TableSettings,

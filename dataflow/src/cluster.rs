@@ -9,6 +9,9 @@
 //! message that Rust prints. Its peers find it gone, as one that was killed, and a restart goes on from the last
 //! checkpoint; but the program's own clean-up does not run.
 //!
+//! Several processes need the feature `processes`, whose encryption protects what passes between them. Without it workers are threads
+//! of one process, and [`ClusterError::ThreadsAlone`] refuses more.
+//!
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`EmbeddedRun`]: the same for workers of a `timely::execute` of one's own;
@@ -40,6 +43,11 @@
 mod abort;
 mod acceptor;
 mod channel;
+#[cfg(feature = "processes")]
+mod ciphers;
+#[cfg(not(feature = "processes"))]
+#[path = "cluster/no_ciphers.rs"]
+mod ciphers;
 mod classified;
 mod control;
 mod data_socket;
@@ -204,6 +212,9 @@ impl ClusterSettings {
         if self.process >= self.processes() {
             let (process, processes) = (self.process, self.processes());
             return Err(ClusterError::ProcessIndex { process, processes });
+        }
+        if self.processes() > 1 && cfg!(not(feature = "processes")) {
+            return Err(ClusterError::ThreadsAlone);
         }
         Ok(())
     }

@@ -214,7 +214,7 @@ pub trait Backend:
     ) -> Result<()>;
 
     /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
-    /// [`reference::draw`](crate::reference::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
+    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
     /// roundings in another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
     /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v
     /// columns at most 8 v^2 2^-53 of the draws, one in 450,000 at 50,257; more where many weights are equal and `top_p` cuts among them.

@@ -9,15 +9,18 @@
 //!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's and [`rocm`] AMD's, by one implementation over a table of their
 //!   functions; the emulator runs the same kernels on the CPU, for tests.
 //! - [`reference`](mod@reference) defines every kernel again in plain `f64`; tests compare against
-//!   it, and [`checks`] compares the kernels of a device with it wherever the program runs.
+//!   it, and [`checks`] compares the kernels of a device with it wherever the program runs. Both are the feature
+//!   `reference`. [`draw`] is the definition that programs run as well.
 //!
 //! Start at [`Backend`]. This crate imports nothing else of the workspace.
 
 pub mod backend;
+#[cfg(feature = "reference")]
 pub mod checks;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod draw;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 pub mod error;
@@ -25,6 +28,7 @@ mod float_environment;
 pub mod gpu;
 pub mod master;
 pub mod process;
+#[cfg(feature = "reference")]
 pub mod reference;
 #[cfg(feature = "rocm")]
 pub mod rocm;

@@ -23,6 +23,7 @@ use std::{
 };
 
 use bytes::Bytes;
+#[cfg(feature = "stores")]
 use object_store::ObjectStore;
 use tidemill_files::{Kind, read};
 
@@ -155,6 +156,7 @@ impl DataSet {
     ///
     /// # Errors
     /// As [`DataSet::open`].
+    #[cfg(feature = "stores")]
     pub fn open_store(
         store: Arc<dyn ObjectStore>,
         prefix: object_store::path::Path,

@@ -32,8 +32,8 @@
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
 //!
-//! Features, all on but `live`: `remote` (stores behind a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
-//! Without them a crate that trains on local shards needs no TLS, no HTTP and no tokenizer.
+//! Features, all on but `live`: `stores` (of the crate `object_store`), `remote` (those behind a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
+//! Without them a crate that trains on local shards needs no TLS, no HTTP, no asynchronous runtime and no tokenizer.
 //!
 //! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].
 

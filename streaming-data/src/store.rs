@@ -14,7 +14,8 @@
 //! | `memory://name/prefix` | the memory of this process | |
 //! | `file:///folder` | the folder | |
 //!
-//! All but `memory` and `file` need the feature `remote`.
+//! All but `memory` and `file` need the feature `remote`, and `memory`, as any store of a caller's own, the feature `stores`: without it
+//! there are paths, and a [`RemoteFolder`] that cannot be opened.
 //!
 //! Contract: messages never hold a password, a key or the query of a URL. Threads of callers wait
 //! for a runtime of this crate's own, so that everything here may be called inside of another one.
@@ -22,29 +23,53 @@
 //! it ([`Claim`]), without exception where the store can write an object only if it is unchanged: S3, Google's,
 //! Azure's and memory.
 
+#[cfg(not(feature = "stores"))]
+mod absent;
+#[cfg(feature = "stores")]
+mod answer;
+#[cfg(feature = "stores")]
 mod backoff;
+#[cfg(feature = "stores")]
 mod claim;
 #[cfg(feature = "remote")]
 mod clouds;
+#[cfg(feature = "stores")]
 mod conditional;
 mod failure;
 #[cfg(feature = "remote")]
 mod http;
 mod location;
+mod object;
+#[cfg(feature = "stores")]
 mod open;
+#[cfg(feature = "stores")]
 mod operation;
+#[cfg(feature = "stores")]
 mod remote;
+#[cfg(feature = "stores")]
 mod runtime;
 mod settings;
+#[cfg(feature = "stores")]
 mod write;
+mod writer;
 
-pub(crate) use claim::TOKEN_DIGITS;
-pub use claim::{Claim, Claimed, new_token};
+#[cfg(not(feature = "stores"))]
+pub(crate) use absent::Started;
+#[cfg(not(feature = "stores"))]
+pub use absent::{Cancel, Claim, Found, RemoteFolder};
+#[cfg(feature = "stores")]
+pub use claim::Claim;
+#[cfg(feature = "stores")]
 pub use conditional::Found;
 pub use failure::StoreFailure;
 pub use location::Location;
+pub use object::{Entry, Version};
+#[cfg(feature = "stores")]
+pub use remote::RemoteFolder;
+#[cfg(feature = "stores")]
 pub(crate) use remote::Started;
-pub use remote::{Entry, RemoteFolder, Version};
-pub use settings::StoreSettings;
-
+#[cfg(feature = "stores")]
 pub use runtime::Cancel;
+pub use settings::StoreSettings;
+pub(crate) use writer::TOKEN_DIGITS;
+pub use writer::{Claimed, new_token};

@@ -10,7 +10,7 @@ fn prepare(bench: &Workbench, arguments: &[&str]) -> Finished {
 }
 
 fn mds(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("streaming-data/tests/fixtures/mds").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../streaming-data/tests/fixtures/mds").join(name)
 }
 
 #[test]

@@ -63,7 +63,7 @@ const CRATES: [&str; 7] =
 fn is_current(program: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified());
     let Ok(built) = modified(program) else { return false };
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut paths = vec![workspace.join("Cargo.lock")];
     for name in CRATES {
         let folder = workspace.join(name);

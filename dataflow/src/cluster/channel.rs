@@ -15,17 +15,13 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use snow::{HandshakeState, StatelessTransportState};
 
+use super::ciphers::{HANDSHAKE_BYTES, Handshake, MessageCipher, TAG_BYTES};
 use super::secret::Secret;
 
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Raised when anything changes that the two ends must agree on. Ends of different versions are
 /// strangers to each other.
 const PROTOCOL: u32 = 2;
-const TAG_BYTES: usize = 16;
-/// Each message of the handshake: a public key and a tag.
-const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
 /// The most that Noise seals at once.
 const PART_BYTES: usize = 65_535 - TAG_BYTES;
 /// A message that is longer is refused, even from an end that knows the secret.
@@ -50,7 +46,7 @@ impl Between {
 /// One end of an established connection. Any thread may send, and one at a time receives.
 pub(super) struct Channel {
     stream: Arc<TcpStream>,
-    cipher: StatelessTransportState,
+    cipher: MessageCipher,
     /// The number of the next message part; none when half a message has been sent.
     sent: Mutex<Option<u64>>,
     received: Mutex<u64>,
@@ -64,10 +60,9 @@ impl Channel {
         between: Between,
         deadline: Instant,
     ) -> io::Result<Self> {
-        let mut handshake = handshake(secret, between, |builder| builder.build_initiator())?;
+        let mut handshake = Handshake::of_caller(secret.text(), &between.prologue())?;
+        (&*stream).write_all(&handshake.write()?)?;
         let mut bytes = [0; HANDSHAKE_BYTES];
-        handshake.write_message(&[], &mut bytes).map_err(forged)?;
-        (&*stream).write_all(&bytes)?;
         let answered = UntilDeadline::new(&stream, deadline).read_exact(&mut bytes);
         answered.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => io::Error::new(
@@ -77,7 +72,7 @@ impl Channel {
             ),
             _ => error,
         })?;
-        handshake.read_message(&bytes, &mut []).map_err(forged)?;
+        handshake.read(&bytes)?;
         Self::established(stream, handshake)
     }
 
@@ -89,19 +84,18 @@ impl Channel {
         between: Between,
         deadline: Instant,
     ) -> io::Result<Self> {
-        let mut handshake = handshake(secret, between, |builder| builder.build_responder())?;
+        let mut handshake = Handshake::of_answerer(secret.text(), &between.prologue())?;
         let mut bytes = [0; HANDSHAKE_BYTES];
         UntilDeadline::new(&stream, deadline).read_exact(&mut bytes)?;
-        handshake.read_message(&bytes, &mut []).map_err(|_| {
+        handshake.read(&bytes).map_err(|_| {
             io::Error::new(io::ErrorKind::PermissionDenied, "it does not know the cluster's secret")
         })?;
-        handshake.write_message(&[], &mut bytes).map_err(forged)?;
-        (&*stream).write_all(&bytes)?;
+        (&*stream).write_all(&handshake.write()?)?;
         Self::established(stream, handshake)
     }
 
-    fn established(stream: Arc<TcpStream>, handshake: HandshakeState) -> io::Result<Self> {
-        let cipher = handshake.into_stateless_transport_mode().map_err(forged)?;
+    fn established(stream: Arc<TcpStream>, handshake: Handshake) -> io::Result<Self> {
+        let cipher = handshake.into_cipher()?;
         Ok(Self { stream, cipher, sent: Mutex::new(Some(0)), received: Mutex::new(0) })
     }
 
@@ -116,7 +110,7 @@ impl Channel {
         for part in std::iter::once(&length.to_be_bytes()[..]).chain(body.chunks(PART_BYTES)) {
             let start = bytes.len();
             bytes.resize(start + part.len() + TAG_BYTES, 0);
-            self.cipher.write_message(number, part, &mut bytes[start..]).map_err(forged)?;
+            self.cipher.seal(number, part, &mut bytes[start..])?;
             number += 1;
         }
         // One write: messages are small, and a heartbeat should be one packet.
@@ -139,7 +133,7 @@ impl Channel {
         let mut number = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open = |sealed: &mut [u8], part: &mut [u8]| {
             reader.read_exact(sealed)?;
-            self.cipher.read_message(*number, sealed, part).map_err(forged)?;
+            self.cipher.open(*number, sealed, part)?;
             *number += 1;
             io::Result::Ok(())
         };
@@ -167,25 +161,6 @@ impl Channel {
     pub(super) fn shutdown(&self, how: Shutdown) {
         let _ = self.stream.shutdown(how);
     }
-}
-
-fn handshake(
-    secret: &Secret,
-    between: Between,
-    build: impl FnOnce(snow::Builder<'_>) -> Result<HandshakeState, snow::Error>,
-) -> io::Result<HandshakeState> {
-    let pattern = PATTERN.parse().map_err(forged)?;
-    let (key, prologue) = (secret.key(), between.prologue());
-    snow::Builder::new(pattern)
-        .psk(0, &key)
-        .and_then(|builder| builder.prologue(prologue.as_bytes()))
-        .and_then(build)
-        .map_err(forged)
-}
-
-/// A message that Noise refuses was not written by an end that knows the keys.
-fn forged(_error: snow::Error) -> io::Error {
-    invalid("a message that was changed on its way or is forged")
 }
 
 fn invalid(what: impl Into<String>) -> io::Error {

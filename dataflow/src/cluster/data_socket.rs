@@ -229,7 +229,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sealed::{DataKey, DataKeys};
+    use super::super::ciphers::DataKey;
+    use super::super::sealed::DataKeys;
     use super::*;
     use std::net::TcpListener;
 

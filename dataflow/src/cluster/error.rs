@@ -267,6 +267,12 @@ pub enum ClusterError {
         /// How many bytes it has.
         found: usize,
     },
+    /// Several processes, in a build that has no encryption for what passes between them.
+    #[error(
+        "several processes need encryption between them, which this build leaves out: expected the feature `processes` of \
+         tidemill, or threads alone"
+    )]
+    ThreadsAlone,
     /// The system gives no random numbers.
     #[error("the system gives no random numbers for keys")]
     NoRandomNumbers,
@@ -389,6 +395,7 @@ impl ClusterError {
             | Self::WrongPeer { .. }
             | Self::LoopbackAmongMachines { .. }
             | Self::NoSecret { .. }
+            | Self::ThreadsAlone
             | Self::SecretTwice { .. }
             | Self::SecretExposed { .. }
             | Self::SecretLength { .. }

@@ -126,7 +126,7 @@ impl WorkerContext<'_> {
     ///
     /// # Errors
     /// [`Aborted`] once the run is aborted, or the error of `work`.
-    #[cfg(feature = "cli")]
+    #[cfg(feature = "prepare")]
     pub(crate) fn step_beside<R: Send>(
         &mut self,
         name: &str,

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::ciphers::DataKey;
 use super::error::ClusterError;
-use super::sealed::DataKey;
 use crate::printable::printable;
 
 /// Longer keys and values of an identity are cut in messages.

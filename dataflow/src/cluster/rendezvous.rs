@@ -18,14 +18,15 @@ use std::time::{Duration, Instant};
 use super::abort::Abort;
 use super::acceptor::Acceptor;
 use super::channel::{Between, Channel};
+use super::ciphers::{DataKey, random};
 use super::control::Control;
 use super::error::{ClusterError, Peer};
 use super::greetings::{Greeting, Greetings};
 use super::hello::{CallerSays, Hello, Purpose, Reply, compare};
 use super::hosts::by_host_in_words;
 use super::reach::listen;
-use super::sealed::{DataKey, DataKeys};
-use super::secret::{Secret, random};
+use super::sealed::DataKeys;
+use super::secret::Secret;
 use super::{Admission, ClusterSettings};
 use crate::printable::printable;
 

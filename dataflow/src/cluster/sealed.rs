@@ -10,45 +10,16 @@
 //! It costs a pass over the bytes at each end, which take their copy anyway: AES-GCM is several
 //! times faster than the loopback device where the processor has instructions for it.
 
-use std::fmt;
 use std::io::{self, Read};
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use serde::{Deserialize, Serialize};
-
-use super::error::ClusterError;
-use super::secret::random;
+use super::ciphers::{DataCipher, DataKey, TAG_BYTES};
 
 /// The longest payload of a frame: it stays in a processor's cache from the pass that seals it to
 /// the copy into the socket.
 pub(super) const PAYLOAD_LIMIT_BYTES: usize = 256 << 10;
-const TAG_BYTES: usize = 16;
 const LENGTH_BYTES: usize = 4;
 const HEADER_BYTES: usize = LENGTH_BYTES + TAG_BYTES;
 const FRAME_LIMIT_BYTES: usize = HEADER_BYTES + PAYLOAD_LIMIT_BYTES + TAG_BYTES;
-
-/// Under which one end of a data connection seals what it sends.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct DataKey([u8; 32]);
-
-impl DataKey {
-    pub(super) fn generate() -> Result<Self, ClusterError> {
-        let mut bytes = [0; 32];
-        random(&mut bytes)?;
-        Ok(Self(bytes))
-    }
-
-    fn unbound(&self) -> LessSafeKey {
-        let key = UnboundKey::new(&AES_256_GCM, &self.0).expect("AES-256 has keys of 32 bytes");
-        LessSafeKey::new(key)
-    }
-}
-
-impl fmt::Debug for DataKey {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("DataKey(..)")
-    }
-}
 
 /// The keys of both directions, as one end sees them.
 #[derive(Debug)]
@@ -57,28 +28,17 @@ pub(super) struct DataKeys {
     pub receiving: DataKey,
 }
 
-/// The running number of a direction: no two seals under one key share a nonce.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> Nonce {
-        let mut nonce = [0; 12];
-        nonce[4..].copy_from_slice(&self.0.to_be_bytes());
-        self.0 += 1;
-        Nonce::assume_unique_for_key(nonce)
-    }
-}
-
 /// The sending end. Not `Clone`: two of a key would use its nonces twice.
 pub(super) struct Sealer {
-    key: LessSafeKey,
-    numbers: Numbers,
+    cipher: DataCipher,
+    /// No two seals under one key share a number.
+    number: u64,
     frame: Vec<u8>,
 }
 
 impl Sealer {
     pub(super) fn new(key: &DataKey) -> Self {
-        Self { key: key.unbound(), numbers: Numbers(0), frame: Vec::new() }
+        Self { cipher: key.cipher(), number: 0, frame: Vec::new() }
     }
 
     /// A frame with the first bytes of `bytes`, [`PAYLOAD_LIMIT_BYTES`] at most, and their number.
@@ -89,10 +49,9 @@ impl Sealer {
         for part in [&length.to_be_bytes()[..], payload] {
             let start = self.frame.len();
             self.frame.extend_from_slice(part);
-            let (nonce, sealed) = (self.numbers.next(), &mut self.frame[start..]);
-            let tag = self.key.seal_in_place_separate_tag(nonce, Aad::empty(), sealed);
-            let tag = tag.expect("a frame is far below what AES-GCM seals at once");
-            self.frame.extend_from_slice(tag.as_ref());
+            let tag = self.cipher.seal(self.number, &mut self.frame[start..]);
+            self.number += 1;
+            self.frame.extend_from_slice(&tag);
         }
         (&self.frame, payload.len())
     }
@@ -100,8 +59,8 @@ impl Sealer {
 
 /// The receiving end.
 pub(super) struct Opener {
-    key: LessSafeKey,
-    numbers: Numbers,
+    cipher: DataCipher,
+    number: u64,
     /// What has been read from the socket; `start..end` of it is not opened yet.
     input: Vec<u8>,
     start: usize,
@@ -111,7 +70,7 @@ pub(super) struct Opener {
 impl Opener {
     pub(super) fn new(key: &DataKey) -> Self {
         let input = vec![0; 2 * FRAME_LIMIT_BYTES];
-        Self { key: key.unbound(), numbers: Numbers(0), input, start: 0, end: 0 }
+        Self { cipher: key.cipher(), number: 0, input, start: 0, end: 0 }
     }
 
     /// Reads until the next frame is complete. Returns the length of its payload, which
@@ -140,11 +99,10 @@ impl Opener {
     fn take(&mut self, plain: &mut [u8]) -> io::Result<()> {
         let (sealed, rest) = self.input[self.start..self.end].split_at(plain.len());
         let tag = &rest[..TAG_BYTES];
-        let nonce = self.numbers.next();
+        let number = self.number;
+        self.number += 1;
         self.start += plain.len() + TAG_BYTES;
-        self.key
-            .open_separate_gather(nonce, Aad::empty(), sealed, tag, plain)
-            .map_err(|_| invalid("data that was changed on its way or is forged".to_string()))
+        self.cipher.open(number, sealed, tag, plain)
     }
 
     /// Reads until `count` bytes are there.

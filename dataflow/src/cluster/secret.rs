@@ -11,8 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
-
+use super::ciphers::random;
 use super::error::ClusterError;
 
 /// The environment variable that holds the secret.
@@ -114,22 +113,6 @@ impl Secret {
     pub(super) fn text(&self) -> &str {
         &self.0
     }
-
-    /// The key of handshakes.
-    pub(super) fn key(&self) -> [u8; 32] {
-        let mut key = [0; 32];
-        Salt::new(HKDF_SHA256, b"tidemill cluster secret")
-            .extract(self.0.as_bytes())
-            .expand(&[b"handshake"], HKDF_SHA256)
-            .and_then(|derived| derived.fill(&mut key))
-            .expect("a key of 32 bytes is one that the algorithm derives");
-        key
-    }
-}
-
-/// Fills `bytes` with the system's random numbers.
-pub(super) fn random(bytes: &mut [u8]) -> Result<(), ClusterError> {
-    aws_lc_rs::rand::fill(bytes).map_err(|_| ClusterError::NoRandomNumbers)
 }
 
 #[cfg(unix)]
@@ -162,8 +145,8 @@ mod tests {
         let (_folder, path) = file(b"0123456789abcdef\n", 0o600);
         let read = Secret::from_file(&path).unwrap();
         assert_eq!(read, Secret::new("0123456789abcdef", "a test").unwrap());
-        assert_eq!(read.key(), Secret::new("0123456789abcdef\r\n", "a test").unwrap().key());
-        assert_ne!(read.key(), Secret::well_known().key());
+        assert_eq!(read, Secret::new("0123456789abcdef\r\n", "a test").unwrap());
+        assert_ne!(read, Secret::well_known());
         assert_eq!(format!("{read:?}"), "Secret(..)");
     }
 

@@ -2,8 +2,8 @@
 
 use super::checker::Checker;
 use crate::backend::{Backend, DrawSettings, Output};
+use crate::draw as definition;
 use crate::error::Result;
-use crate::reference::draw as definition;
 use crate::reference::matmul::{MatmulShape, backward, forward};
 use crate::shape::GrainRows;
 use crate::view::{Slice, SliceMut};

@@ -4,8 +4,8 @@ use super::Cpu;
 use super::device_stream::ComputeThreads;
 use super::rows::{Rows, exactly, exactly_mut};
 use crate::backend::{DrawSettings, NO_TOKEN};
+use crate::draw as definition;
 use crate::error::Result;
-use crate::reference::draw as definition;
 use crate::view::{Matrix, Slice, SliceMut};
 
 pub(crate) fn draw(

@@ -1,7 +1,7 @@
 //! A token drawn from each row of logits.
 
 use tidemill_kernels::backend::{DrawSettings, NO_TOKEN};
-use tidemill_kernels::reference::draw as definition;
+use tidemill_kernels::draw as definition;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::agreement::Transcript;

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::backend::{DrawSettings, KernelGroup};
-use tidemill_kernels::reference::draw::{self, Candidate};
+use tidemill_kernels::draw::{self, Candidate};
 
 use crate::error::{ModelError, Result};
 

@@ -1,21 +1,15 @@
 //! Folders with one writer at a time: see [`Claim`].
 
-use std::{
-    fs::File,
-    hash::{BuildHasher, RandomState},
-};
+use std::fs::File;
 
 use bytes::Bytes;
 
 use super::{
-    Found, RemoteFolder, Started, StoreFailure, Version,
+    Claimed, Found, RemoteFolder, Started, StoreFailure, Version,
     conditional::{Seen, Taken},
     runtime::Cancel,
 };
 use crate::error::DataError;
-
-/// Hexadecimal digits of a [`new_token`].
-pub(crate) const TOKEN_DIGITS: usize = 16;
 
 /// The object of a folder in a store that says which writer has the folder.
 ///
@@ -36,21 +30,6 @@ pub struct Claim {
     content: Bytes,
     /// None where the store knows no conditions.
     seen: Option<Seen>,
-}
-
-/// The owner of the claim when an object was to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claimed {
-    /// This writer: the object is written.
-    Ours,
-    /// Another writer: the object is not written.
-    Others,
-}
-
-/// A token that no other writer has, in hexadecimal digits.
-pub fn new_token() -> String {
-    // The standard library's hashers have keys from the operating system's randomness.
-    format!("{:016x}", RandomState::new().hash_one(TOKEN_DIGITS))
 }
 
 impl Claim {

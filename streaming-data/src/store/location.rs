@@ -5,15 +5,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
+#[cfg(feature = "stores")]
 use url::Url;
 
 use crate::error::DataError;
 
 /// Schemes whose URLs are folders of a remote store; `file` is not one of them.
+#[cfg(feature = "stores")]
 const REMOTE_SCHEMES: [&str; 12] =
     ["s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "memory", "file"];
 
+#[cfg(feature = "stores")]
 const SCHEMES: &str = "s3, gs, az, abfs, abfss, http, https, file or memory";
+
+/// Expected where nothing can be done with a URL.
+#[cfg(not(feature = "stores"))]
+const NO_STORES: &str = "a path, or a build with the feature `remote` of tidemill-streaming-data";
 
 /// Where a folder or file is: on this machine, or in a store.
 ///
@@ -26,6 +33,7 @@ pub struct Location {
 #[derive(Clone, PartialEq, Eq)]
 enum Place {
     Local(PathBuf),
+    #[cfg(feature = "stores")]
     Remote(Url),
 }
 
@@ -34,21 +42,23 @@ impl Location {
     ///
     /// # Errors
     /// [`DataError::Location`] for a URL that is not one, of an unknown scheme, or with a user, a query
-    /// or a fragment: credentials come from the environment or from settings.
+    /// or a fragment: credentials come from the environment or from settings. Without the feature `stores`
+    /// for every URL.
     pub fn parse(text: &str) -> Result<Location, DataError> {
-        let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme))
-        else {
-            return Ok(Location::from(Path::new(text)));
-        };
-        let wrong = |found: String, expected: &str| {
-            // Parts that may hold a secret are left out.
-            let text = text.split(['?', '#']).next().unwrap_or(text);
-            let text = match (text.split_once("://"), text.rsplit_once('@')) {
-                (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-                _ => text.to_owned(),
-            };
-            Err(DataError::Location { text, found, expected: expected.to_owned() })
-        };
+        match text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) {
+            Some((scheme, _)) => Location::parse_url(scheme, text),
+            None => Ok(Location::from(Path::new(text))),
+        }
+    }
+
+    #[cfg(not(feature = "stores"))]
+    fn parse_url(scheme: &str, text: &str) -> Result<Location, DataError> {
+        wrong(text, format!("scheme {scheme:?}"), NO_STORES)
+    }
+
+    #[cfg(feature = "stores")]
+    fn parse_url(scheme: &str, text: &str) -> Result<Location, DataError> {
+        let wrong = |found, expected| wrong(text, found, expected);
         if !REMOTE_SCHEMES.contains(&scheme) {
             return wrong(format!("scheme {scheme:?}"), SCHEMES);
         }
@@ -91,6 +101,7 @@ impl Location {
     pub fn local(&self) -> Option<&Path> {
         match &self.place {
             Place::Local(path) => Some(path),
+            #[cfg(feature = "stores")]
             Place::Remote(_) => None,
         }
     }
@@ -99,6 +110,7 @@ impl Location {
     pub fn join(&self, name: &str) -> Location {
         let place = match &self.place {
             Place::Local(path) => Place::Local(path.join(name)),
+            #[cfg(feature = "stores")]
             Place::Remote(url) => {
                 let mut url = url.clone();
                 if let Ok(mut segments) = url.path_segments_mut() {
@@ -111,9 +123,11 @@ impl Location {
     }
 
     /// The URL, where it is in a store.
+    #[cfg(feature = "stores")]
     pub(super) fn url(&self) -> Option<&Url> {
         match &self.place {
             Place::Local(_) => None,
+            #[cfg(feature = "stores")]
             Place::Remote(url) => Some(url),
         }
     }
@@ -129,6 +143,7 @@ impl fmt::Display for Location {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             Place::Local(path) => path.display().fmt(formatter),
+            #[cfg(feature = "stores")]
             Place::Remote(url) => {
                 write!(formatter, "{}://", url.scheme())?;
                 // In Azure's URLs the container stands there; anywhere else it is a name of a user.
@@ -151,13 +166,23 @@ impl fmt::Debug for Location {
     }
 }
 
+/// Names the place without parts that may hold a secret.
+fn wrong(text: &str, found: String, expected: &str) -> Result<Location, DataError> {
+    let text = text.split(['?', '#']).next().unwrap_or(text);
+    let text = match (text.split_once("://"), text.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => text.to_owned(),
+    };
+    Err(DataError::Location { text, found, expected: expected.to_owned() })
+}
+
 /// Whether the text before `://` can be a scheme, so that the whole is meant to be a URL.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "stores"))]
 mod tests {
     use super::*;
 

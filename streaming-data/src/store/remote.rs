@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use tidemill_files::Kind;
 use tokio::sync::Semaphore;
 
 use super::{
-    Location, StoreFailure, StoreSettings, open,
+    Entry, Location, StoreFailure, StoreSettings, Version, open,
     operation::{Operation, Sink, pieces},
     runtime::{self, Cancel, NotRun},
 };
@@ -37,28 +37,6 @@ const PART_RETRIES: usize = 10;
 const HURRIED_ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).unwrap();
 const HURRIED_DEADLINE: Duration = Duration::from_secs(5);
 const HURRIED_BACK_OFF: Duration = Duration::from_secs(1);
-
-/// Tells an object from a later one of the same name.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Version {
-    /// Size of the object, where it is known.
-    pub bytes: Option<u64>,
-    /// The store's name of this version, where it has one.
-    pub e_tag: Option<String>,
-}
-
-/// An object in a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// Name below the folder.
-    pub name: String,
-    /// Size.
-    pub bytes: u64,
-    /// When it was last written, by the store's clock; many tell whole seconds.
-    pub modified: SystemTime,
-    /// The store's name of this version, where it has one.
-    pub e_tag: Option<String>,
-}
 
 /// See the [module](super). Clones are the same folder.
 #[derive(Clone)]

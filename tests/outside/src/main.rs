@@ -27,6 +27,7 @@ use tidemill::model::*;
 use tidemill::operators::{
     InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
 };
+use tidemill::streaming_data::DataSet;
 use timely::dataflow::operators::Inspect;
 
 /// ASCII.
@@ -315,7 +316,17 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let (first, last) = (one[0], one[STEPS as usize - 1]);
     println!("loss {first:.3} -> {last:.3}: the same bits with 1 and with 2 workers");
     assert!(last < 0.7 * first, "the model learns the text");
+    what_is_left_out_is_refused_in_words();
     Ok(())
+}
+
+/// The features that this crate does not take.
+fn what_is_left_out_is_refused_in_words() {
+    let processes = ClusterSettings::process(1, 0, vec!["127.0.0.1:0".to_owned(); 2]);
+    let refused = execute(processes, |_| Ok(())).err().expect("several processes").to_string();
+    assert!(refused.contains("feature `processes` of tidemill"), "{refused}");
+    let refused = DataSet::open("s3://bucket/set").err().expect("a store").to_string();
+    assert!(refused.contains("feature `remote` of tidemill-streaming-data"), "{refused}");
 }
 
 fn train(workers: usize) -> std::result::Result<Vec<f64>, Box<dyn Error>> {

@@ -51,7 +51,7 @@ impl<B: Backend> Sequences<'_, B> {
 
     /// A token drawn after the newest one of every sequence, by its number of `uniforms`, where the logits are; and
     /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number, or where only the
-    /// [definition](tidemill_kernels::reference::draw) itself can tell the token, from [`logits`](Self::logits).
+    /// [definition](tidemill_kernels::draw) itself can tell the token, from [`logits`](Self::logits).
     ///
     /// # Errors
     /// More or fewer numbers than sequences, settings that [`check`](DrawSettings::check) refuses; else as [`logits`](Self::logits).

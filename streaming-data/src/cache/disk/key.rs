@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+#[cfg(feature = "stores")]
 use sha2::{Digest, Sha256};
 
 use crate::hash::{ContentHash, ContentHasher};
@@ -18,6 +19,7 @@ pub(crate) struct Origin(u128);
 
 impl Origin {
     /// The origin that these texts name together.
+    #[cfg(feature = "stores")]
     pub(crate) fn of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Origin {
         let mut hasher = Sha256::new();
         for text in texts {

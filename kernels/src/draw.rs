@@ -4,7 +4,7 @@
 //! 2020), min-p (Nguyen et al., 2024). Ties go to the lowest token. Sums are formed one term after the other, and a token is drawn by inverting
 //! the cumulative distribution over candidates in the order of their tokens.
 //!
-//! Unlike other references this one is run by programs too: by the CPU, and for rows that another device leaves to its host.
+//! Unlike the definitions of [`reference`](mod@crate::reference) this one is run by programs too: by the CPU, and for rows that another device leaves to its host.
 
 use crate::backend::DrawSettings;
 
