@@ -12,6 +12,7 @@ use super::processes::{
     Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
 };
 use super::progress::TrainProgress;
+use super::questions::questions;
 use super::signals::on_requests_to_stop;
 use super::supervise;
 use crate::cli::exit::ExitCode;
@@ -55,11 +56,12 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     let device = DeviceChoice::new(&config.device)?;
     let place = arguments.processes.place(&device, config.batch.resolved_lanes())?;
-    let run = ResolvedRun::for_workers(config, place.workers_here())?;
+    let mut run = ResolvedRun::for_workers(config, place.workers_here())?;
     if arguments.print_config {
         result_line!("{}", run.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
+    run.questions = questions(&run)?;
     let member = match place {
         Place::Member(member) => member,
         Place::Supervisor { processes, threads } => {

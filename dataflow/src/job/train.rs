@@ -18,6 +18,7 @@ use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
+use crate::operators::TaskScores;
 use crate::refusal::{Advice, Refusal, cause_alone};
 
 /// Asks a run to stop after the step in hand, with a checkpoint; from any thread.
@@ -103,6 +104,13 @@ pub enum TrainEvent {
         /// The mean loss, in nats.
         loss: f64,
     },
+    /// The tasks of an evaluation are answered.
+    Answered {
+        /// Updates done.
+        step: u64,
+        /// The metrics of each.
+        tasks: TaskScores,
+    },
     /// A checkpoint is complete.
     Checkpointed {
         /// Updates done.
@@ -166,6 +174,11 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let cluster = &options.cluster;
     let count = cluster.threads * cluster.processes();
     run.batch.worker_lanes(0, count)?;
+    let tasks = run.config.evaluation.as_ref().map_or(0, |evaluation| evaluation.tasks.len());
+    if tasks > 0 && run.questions.is_none() {
+        let expected = "requests made of them (ResolvedRun::questions), as `tidemill train` makes";
+        return Err(JobError::value("evaluation.tasks", expected, "none"));
+    }
     let workers = LocalWorkers::of(cluster);
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
