@@ -14,6 +14,7 @@ use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
+use crate::cluster::trace::Trace;
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
@@ -131,6 +132,8 @@ pub struct TrainOptions {
     pub stop: StopRequest,
     /// Is told what happens.
     pub observer: Observer,
+    /// Where what threads of this process do is written down, if it is.
+    pub trace: Option<Trace>,
 }
 
 impl TrainOptions {
@@ -140,6 +143,7 @@ impl TrainOptions {
             cluster: ClusterSettings::threads(threads),
             stop: StopRequest::default(),
             observer: Arc::new(|_| ()),
+            trace: None,
         }
     }
 }
@@ -202,7 +206,8 @@ impl WithBackend for Train {
     type Output = Result<TrainSummary>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { run, options: TrainOptions { mut cluster, stop, observer }, fitting } = self;
+        let Self { run, options, fitting } = self;
+        let TrainOptions { mut cluster, stop, observer, trace } = options;
         let workers = cluster.threads * cluster.processes();
         let plan = PlanMemory {
             model: &run.model,
@@ -232,6 +237,9 @@ impl WithBackend for Train {
             .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
             .transpose()?;
         let abort = Abort::new();
+        if let Some(trace) = &trace {
+            abort.write_trace(trace);
+        }
         let place = Place {
             process: cluster.process,
             processes: cluster.processes(),
