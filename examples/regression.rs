@@ -360,6 +360,7 @@ fn worker(
     };
     let plan = EvaluationPlan {
         samples: NonZeroU64::new(test_rows).ok_or_else(|| Failure::fix_input("no test rows"))?,
+        requests: 0,
         every_steps: NonZeroU64::MIN.saturating_add(STEPS / 4 - 1),
     };
     let evaluation = Evaluation::new(plan, TableSamples::new(test, measurements));

@@ -30,6 +30,7 @@
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`evaluating`] | answers to questions depend on the question alone, and a second run goes on where the first ended |
+//! | [`asking`] | so do the answers to tasks that a run is asked while it trains, whatever workers share them out |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
 //! | [`watching`] | a run that trains can be watched: TensorBoard's events, and numbers for Prometheus |
 //! | [`training_report`] | what a run has been through stands on its page, and the page is one whole file |
@@ -37,6 +38,7 @@
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
+mod asking;
 mod bad_input;
 mod cluster_secret;
 mod cut_files;

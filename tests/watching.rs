@@ -2,6 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
+
+use serde_json::Value;
 
 use crate::support::Workbench;
 use crate::support::processes::wait_until;
@@ -72,4 +75,95 @@ fn a_metrics_port_answers_with_the_latest_numbers() {
         program.signal_until_it_ends("TERM").expect(0);
         std::fs::remove_dir_all(bench.path("run")).unwrap();
     }
+}
+
+/// The events of a trace; of one that has no end, too.
+fn trace(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let whole =
+        serde_json::from_str(&text).or_else(|_| serde_json::from_str(&(text.clone() + "]")));
+    whole.unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// The names of a track's spans, all of which lie inside each other or apart.
+fn spans(events: &[Value], track: &str) -> Vec<String> {
+    let is_track = |event: &&Value| event["args"]["name"].as_str().is_some_and(|it| it == track);
+    let named = events.iter().find(is_track).unwrap_or_else(|| panic!("no track {track}"));
+    let own = |event: &&Value| event["ph"] == "X" && event["tid"] == named["tid"];
+    // In nanoseconds: microseconds with three digits behind the point.
+    let whole = |event: &Value, key: &str| (event[key].as_f64().unwrap() * 1e3).round() as i64;
+    let mut found: Vec<(i64, i64, &str)> = events
+        .iter()
+        .filter(own)
+        .map(|event| {
+            let begin = whole(event, "ts");
+            (begin, begin + whole(event, "dur"), event["name"].as_str().unwrap())
+        })
+        .collect();
+    found.sort_by_key(|&(begin, end, _)| (begin, -end));
+    // What a number of this size is rounded to.
+    const ROUNDED: i64 = 1_000;
+    let mut open: Vec<i64> = Vec::new();
+    for &(begin, end, name) in &found {
+        while open.last().is_some_and(|&outer| outer <= begin + ROUNDED) {
+            open.pop();
+        }
+        let inside = open.last().is_none_or(|&outer| end <= outer + ROUNDED);
+        assert!(inside, "{name} of {track} ends after what it lies in");
+        open.push(end);
+    }
+    found.into_iter().map(|(_, _, name)| name.to_owned()).collect()
+}
+
+/// Every operator of every worker, what their threads do, and of a run that is killed all but the end.
+#[test]
+fn a_trace_has_every_operator_and_thread() {
+    let bench = Workbench::new();
+    let traced = ["train", "run.toml", "--trace", "trace.json"];
+    bench.tidemill(&[&traced[..], &["-n", "2", "-w", "1"]].concat()).expect(0);
+    let operators = [
+        "Dataflow",
+        "Samples",
+        "ForwardBackward",
+        "Reduce",
+        "Optimize",
+        "Gather",
+        "Snapshot",
+        "Checkpoint",
+        "Feedback",
+    ];
+    let mut begins = Vec::new();
+    for (worker, file) in ["trace.json", "trace-1.json"].into_iter().enumerate() {
+        let text = std::fs::read_to_string(bench.path(file)).unwrap();
+        assert!(serde_json::from_str::<Value>(&text).is_ok(), "a run that ends closes its file");
+        let events = trace(&bench.path(file));
+        let names = spans(&events, &format!("worker {worker}: operators"));
+        for operator in operators {
+            assert!(names.iter().any(|name| name == operator), "{operator} is not in {names:?}");
+        }
+        let device = spans(&events, &format!("thread device-{worker}"));
+        let steps = device.iter().filter(|name| *name == "forward and backward").count();
+        assert!(steps >= 4, "of 5 steps the first compiles kernels: {device:?}");
+        let optimizer = spans(&events, &format!("thread optimizer-{worker}"));
+        assert!(optimizer.iter().any(|name| name == "updating parameters"), "{optimizer:?}");
+        let times = events.iter().filter_map(|event| event["ts"].as_f64());
+        begins.push(times.fold(f64::INFINITY, f64::min));
+    }
+    let apart = (begins[0] - begins[1]).abs();
+    assert!(apart < 60e6, "processes have one clock: {apart} microseconds");
+    let long = ["--set", "run.steps=1000000", "--set", "run.dir=other", "-w", "2"];
+    let program = bench.start(&[&traced[..], &long].concat());
+    wait_until("spans to be written", || {
+        let text = std::fs::read_to_string(bench.path("trace.json")).unwrap_or_default();
+        text.matches("ForwardBackward").count() > 20 && !text.trim_end().ends_with(']')
+    });
+    program.signal("KILL");
+    program.finish();
+    let events = trace(&bench.path("trace.json"));
+    for worker in 0..2 {
+        let names = spans(&events, &format!("worker {worker}: operators"));
+        assert!(names.iter().any(|name| name == "ForwardBackward"));
+    }
+    let nowhere = ["train", "run.toml", "--set", "run.dir=third", "--trace", "no/trace.json"];
+    bench.tidemill(&nowhere).refused(1, &["--trace: writing no/trace.json failed"]);
 }

@@ -20,6 +20,7 @@ mod prepare;
 mod processes;
 mod progress;
 mod prune;
+mod questions;
 mod quiet;
 mod report;
 mod requests;

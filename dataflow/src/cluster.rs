@@ -68,6 +68,7 @@ mod sealed;
 mod secret;
 mod supervisor;
 mod timely_messages;
+pub mod trace;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -17,6 +17,7 @@ mod legs;
 mod mail;
 pub(crate) mod memory;
 mod open_run;
+pub mod questions;
 mod resolve;
 mod restore;
 mod resume;

@@ -72,7 +72,7 @@ pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use error::GraphError;
-pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
+pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples, TaskScores};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};

@@ -88,14 +88,20 @@ impl EventFile {
     /// # Errors
     /// As [`step`](Self::step).
     pub fn evaluation(&mut self, report: &EvaluationReport) -> Result<()> {
-        self.scalars(report.step, &[("evaluation/loss", report.loss)])
+        let mut values = vec![("evaluation/loss".to_owned(), report.loss)];
+        for (task, metrics) in &report.tasks {
+            values.extend(
+                metrics.iter().map(|(name, value)| (format!("evaluation/{task}/{name}"), *value)),
+            );
+        }
+        self.scalars(report.step, &values)
     }
 
-    fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<()> {
+    fn scalars(&mut self, step: u64, values: &[(impl AsRef<str>, f64)]) -> Result<()> {
         let mut summary = Message::default();
         for (tag, value) in values {
             let mut scalar = Message::default();
-            scalar.bytes(1, tag.as_bytes());
+            scalar.bytes(1, tag.as_ref().as_bytes());
             scalar.float(2, *value as f32);
             summary.bytes(1, &scalar.0);
         }
@@ -217,7 +223,11 @@ mod tests {
             communication: None,
         };
         events.step(&metrics).unwrap();
-        events.evaluation(&EvaluationReport { step: 301, loss: 2.25, tokens: 4 }).unwrap();
+        let scores = [("acc".to_owned(), 0.5)].into();
+        let tasks = [("piqa".to_owned(), scores)].into();
+        let report =
+            EvaluationReport { step: 301, loss: 2.25, tokens: 4, log_likelihoods: vec![], tasks };
+        events.evaluation(&report).unwrap();
         let files: Vec<_> = std::fs::read_dir(folder.path().join(FOLDER)).unwrap().collect();
         let records = records(&std::fs::read(files[0].as_ref().unwrap().path()).unwrap());
         assert_eq!((files.len(), records.len()), (1, 4));

@@ -57,10 +57,8 @@ impl Rows {
             }
         }
         let at = origin.map(|origin| format!("; it is had from {origin}")).unwrap_or_default();
-        let what = format!(
-            "expected {} in the folder of --data, found no such file{at}",
-            names.join(" or ")
-        );
+        let what =
+            format!("expected {} in this folder, found no such file{at}", names.join(" or "));
         Err(EvaluationError::Source { origin: data.to_owned(), what })
     }
 
@@ -228,7 +226,7 @@ mod tests {
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let said = wrong("x");
         assert!(said.ends_with("found no such file; it is had from the moon"), "{said}");
-        assert!(said.contains("expected x.jsonl or x.parquet in the folder of --data"), "{said}");
+        assert!(said.contains("expected x.jsonl or x.parquet in this folder"), "{said}");
         write("x.jsonl", "{}\n[1]\n");
         let said = wrong("x");
         assert!(said.contains("x.jsonl: line 2: expected a JSON object: invalid type"), "{said}");

@@ -64,6 +64,6 @@ pub use mamba2::Mamba2Config;
 pub use mpt::MptConfig;
 pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
 pub use parameters::{JoinRoom, MasterPlace, Parameters};
-pub use sample::{Microbatch, MicrobatchShape, Sample, Tokens};
+pub use sample::{Microbatch, MicrobatchShape, Sample, Tokens, UNCOUNTED};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
 pub use trainable::{Device, GradientSink, GrainLoss, Trainable};

@@ -28,9 +28,13 @@ pub trait Sample: Clone + Send + 'static {
 
 /// `tokens[t + 1]`: inputs are the first t, targets the last t.
 ///
+/// A token with the bit [`UNCOUNTED`] is read like every other, and not counted as a target.
 /// [`IGNORED_TARGET`](tidemill_kernels::IGNORED_TARGET) fills the end of samples that are shorter than others: as a target
 /// it is not counted, as an input it reads as token 0.
 pub type Tokens = Vec<u32>;
+
+/// The bit of a token that is given and not to be predicted, such as those of a question; no vocabulary is as large.
+pub const UNCOUNTED: u32 = 1 << 31;
 
 impl Sample for Tokens {
     fn positions(&self) -> usize {

@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -52,6 +53,8 @@ struct Numbers {
     evaluation_loss: Number,
     checkpoint_step: Number,
     workers: Number,
+    /// By task and metric.
+    task_scores: Family<Vec<(String, String)>, Number>,
 }
 
 impl Numbers {
@@ -95,6 +98,8 @@ impl Numbers {
 
     fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix("tidemill");
+        let help = "Metrics of the tasks of the latest evaluation";
+        registry.register("task_score", help, self.task_scores.clone());
         for (name, help, number) in self.named() {
             registry.register(name, help, number.clone());
         }
@@ -150,6 +155,7 @@ impl MetricsEndpoint {
             evaluation_loss,
             checkpoint_step,
             workers,
+            task_scores,
             ..
         } = &self.numbers;
         match event {
@@ -173,6 +179,15 @@ impl MetricsEndpoint {
             TrainEvent::Evaluated { step, loss } => {
                 evaluation_step.set(*step as f64);
                 evaluation_loss.set(*loss);
+            }
+            TrainEvent::Answered { tasks, .. } => {
+                for (task, metrics) in tasks {
+                    for (metric, value) in metrics {
+                        let of = [("task", task), ("metric", metric)];
+                        let labels = of.map(|(key, value)| (key.to_owned(), value.clone()));
+                        task_scores.get_or_create(&labels.to_vec()).set(*value);
+                    }
+                }
             }
             TrainEvent::Checkpointed { step, .. } => {
                 checkpoint_step.set(*step as f64);

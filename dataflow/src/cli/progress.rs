@@ -87,6 +87,13 @@ impl TrainProgress {
             TrainEvent::Evaluated { step, loss } => {
                 self.say(&format!("step {step}: evaluation loss {loss:.4}"));
             }
+            TrainEvent::Answered { step, tasks } => {
+                for (task, metrics) in tasks {
+                    let metrics = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
+                    let metrics = metrics.collect::<Vec<_>>().join(", ");
+                    self.say(&format!("step {step}: {task}: {metrics}"));
+                }
+            }
             TrainEvent::Checkpointed { .. } => {}
         }
     }

@@ -1,9 +1,10 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use clap::Args;
 
 use super::metrics_endpoint::MetricsEndpoint;
@@ -12,9 +13,11 @@ use super::processes::{
     Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
 };
 use super::progress::TrainProgress;
+use super::questions::questions;
 use super::signals::on_requests_to_stop;
 use super::supervise;
 use crate::cli::exit::ExitCode;
+use crate::cluster::trace::Trace;
 use crate::cluster::{ClusterError, SupervisorSettings};
 use crate::device::DeviceChoice;
 use crate::error::JobError;
@@ -41,6 +44,10 @@ pub(crate) struct TrainArguments {
     /// The address of this machine that `--metrics-port` listens at.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1", requires = "metrics_port")]
     metrics_host: IpAddr,
+    /// Writes down what each thread did and when, for Perfetto (ui.perfetto.dev): operators, devices, sums, checkpoints. Of several
+    /// processes those but the first add their number to the name.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     /// Print the resolved config and end.
     #[arg(long)]
     print_config: bool,
@@ -55,11 +62,12 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     let device = DeviceChoice::new(&config.device)?;
     let place = arguments.processes.place(&device, config.batch.resolved_lanes())?;
-    let run = ResolvedRun::for_workers(config, place.workers_here())?;
+    let mut run = ResolvedRun::for_workers(config, place.workers_here())?;
     if arguments.print_config {
         result_line!("{}", run.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
+    run.questions = questions(&run)?;
     let member = match place {
         Place::Member(member) => member,
         Place::Supervisor { processes, threads } => {
@@ -96,8 +104,13 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
             endpoint.show(event);
         }
     });
-    let options = TrainOptions { cluster, stop, observer };
+    let trace = arguments.trace.as_deref().map(|path| open_trace(path, cluster.process));
+    let trace = trace.transpose()?;
+    let options = TrainOptions { cluster, stop, observer, trace: trace.clone() };
     let result = crate::job::train(run, options);
+    if let Some(Err(error)) = trace.map(|trace| trace.finish()) {
+        note_line!("note: the trace lacks its end, as its file cannot be written: {error}");
+    }
     match &result {
         // A thread that is stuck in an output has its lock: words may not get out any more.
         Err(JobError::Cluster(error @ ClusterError::LeftBehind { .. })) => {
@@ -121,6 +134,22 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         Err(error) => Err(error.into()),
     };
     answer(lifeline, code)
+}
+
+/// Begins the trace of a process.
+fn open_trace(path: &Path, process: usize) -> anyhow::Result<Trace> {
+    let mut path = path.to_owned();
+    if process > 0 {
+        let mut name = path.file_stem().unwrap_or_default().to_owned();
+        name.push(format!("-{process}"));
+        if let Some(ending) = path.extension() {
+            name.push(".");
+            name.push(ending);
+        }
+        path.set_file_name(name);
+    }
+    Trace::create(&path, process)
+        .with_context(|| format!("--trace: writing {} failed", path.display()))
 }
 
 /// Starts the processes of `-n` and watches over them.

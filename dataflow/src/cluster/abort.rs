@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::error::{Actor, ClusterError, panic_message};
 use super::failure::{Aborted, Failure};
 use super::progress::{Board, Phase, Rhythm};
+use super::trace::Trace;
 
 /// How long a suspicion waits for the error that explains it.
 const EXPLANATION_PATIENCE: Duration = Duration::from_millis(1500);
@@ -180,6 +181,12 @@ impl Abort {
     /// Gives threads of this process `patience` at least in `phase`, whatever the step deadline.
     pub fn allow(&self, phase: Phase, patience: Duration) {
         self.board().allow(phase, patience);
+    }
+
+    /// What threads of this process do from now on is written to `trace`: to be called before the run has workers.
+    pub fn write_trace(&self, trace: &Trace) {
+        // Of two the first stays.
+        let _ = self.board().trace.set(trace.clone());
     }
 
     pub(super) fn board(&self) -> &Arc<Board> {

@@ -41,6 +41,9 @@ impl Workers {
         let who = Actor::Worker(worker.index());
         let presence = self.abort.board().join(who.clone(), Rhythm::Turns);
         presence.begin();
+        if let Some(trace) = self.abort.board().trace.get() {
+            trace.follow(worker);
+        }
         let mut context = WorkerContext { worker, of: self.clone(), presence };
         let thread = std::thread::current();
         self.abort.on_abort(move || thread.unpark());

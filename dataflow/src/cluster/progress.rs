@@ -10,12 +10,13 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::Actor;
+use super::trace::{Trace, Track};
 
 /// What a thread of a run does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -173,6 +174,8 @@ pub(super) struct Station {
     place: AtomicU64,
     moved: AtomicU64,
     turns: AtomicU64,
+    /// Where its phases are written down, if they are.
+    track: Option<Track>,
 }
 
 const STEP_BITS: u32 = 56;
@@ -181,6 +184,9 @@ impl Station {
     fn enter(&self, phase: Phase, step: u64) {
         let step = step.min((1 << STEP_BITS) - 1);
         self.place.store((phase as u64) << STEP_BITS | step, Ordering::Relaxed);
+        if let Some(track) = &self.track {
+            track.enter(phase, step);
+        }
     }
 
     /// The phase, and the step in hand: counted from 1, 0 where none has begun.
@@ -279,6 +285,8 @@ impl Default for Standing {
 /// The stations of one process in one run.
 #[derive(Debug, Default)]
 pub(super) struct Board {
+    /// Where what threads do is written down, if it is.
+    pub(super) trace: OnceLock<Trace>,
     state: Mutex<State>,
     left: Condvar,
 }
@@ -305,6 +313,7 @@ impl Board {
             Actor::Worker(index) => (Some(*index), Phase::Starting),
             Actor::Thread(_) => (here(|station| station.worker).flatten(), Phase::Idle),
         };
+        let track = self.trace.get().map(|trace| Track::new(trace, &actor, phase));
         let station = Arc::new(Station {
             actor,
             worker,
@@ -312,6 +321,7 @@ impl Board {
             place: AtomicU64::new((phase as u64) << STEP_BITS),
             moved: AtomicU64::new(0),
             turns: AtomicU64::new(0),
+            track,
         });
         let mut state = self.lock();
         state.stations.push(Arc::clone(&station));
@@ -423,6 +433,7 @@ impl Drop for Presence {
                 *here = None;
             }
         });
+        self.station.enter(Phase::Idle, self.station.place().1);
         let mut state = self.board.lock();
         state.stations.retain(|station| !Arc::ptr_eq(station, &self.station));
         state.moved_before = state.moved_before.wrapping_add(self.station.moved()).wrapping_add(1);

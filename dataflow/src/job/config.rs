@@ -5,6 +5,7 @@
 //! and rules across tables live in [`RunConfig::check`]. What a run resolves to once its data set is known is
 //! [`ResolvedRun`](super::resolve::ResolvedRun).
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,26 @@ pub struct EvaluationSettings {
     /// Samples from the beginning of the data set; all of them where it has fewer.
     #[serde(default = "default_evaluation_samples")]
     pub samples: u64,
+    /// `[[evaluation.tasks]]`: questions that are asked each time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskSettings>,
+}
+
+/// An `[[evaluation.tasks]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskSettings {
+    /// The name of a task or suite that is built in, or its file (.toml).
+    pub task: String,
+    /// The folder or URL with the questions; that of a task's file, and of a built-in task the current folder, where it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    /// Few-shot examples before each question; as many as the suite or the task says, where it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fewshot: Option<usize>,
+    /// Only so many questions of each task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<NonZeroUsize>,
 }
 
 fn default_evaluation_every_steps() -> u64 {

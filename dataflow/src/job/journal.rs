@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::questions::Questions;
 use super::state_sink::{Written, not_written};
 use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
@@ -11,7 +12,7 @@ use crate::cluster::{Abort, Actor};
 use crate::error::Result;
 use crate::history::HistoryLine;
 use crate::metrics::{MetricsSettings, RunLog, StepMetrics};
-use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
+use crate::operators::{CommunicationReport, EvaluationReport, StepReport, TaskScores};
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
 
@@ -25,6 +26,8 @@ pub(super) struct Journal {
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
     evaluations: Option<RunLog<EvaluationReport>>,
+    /// What is asked at each evaluation.
+    pub questions: Option<Arc<dyn Questions>>,
     /// For TensorBoard, where the run asks for it.
     events: Option<EventFile>,
     written: Written,
@@ -86,6 +89,7 @@ impl Journal {
             communication: VecDeque::new(),
             workers,
             evaluations,
+            questions: None,
             events,
             written: Written::default(),
             observer: Observer::clone(observer),
@@ -175,13 +179,24 @@ impl Journal {
     pub fn evaluation(&mut self, report: &EvaluationReport) {
         let Some(evaluations) = &mut self.evaluations else { return };
         let _telling = progress::during(Phase::Reporting);
-        let appended = self.folder.check().and_then(|()| evaluations.append(*report));
-        let told = |events: &mut EventFile| events.evaluation(report);
-        match appended.and_then(|()| self.events.as_mut().map_or(Ok(()), told)) {
-            Ok(()) => {
-                self.written.evaluations.note(report.step);
-                let (step, loss) = (report.step, report.loss);
+        let tasks = match &self.questions {
+            None => Ok(TaskScores::new()),
+            Some(questions) => questions.measure(&report.log_likelihoods),
+        };
+        let appended = tasks.and_then(|tasks| {
+            let report = EvaluationReport { tasks, ..report.clone() };
+            self.folder.check()?;
+            evaluations.append(report.clone())?;
+            self.events.as_mut().map_or(Ok(()), |events| events.evaluation(&report))?;
+            Ok(report)
+        });
+        match appended {
+            Ok(EvaluationReport { step, loss, tasks, .. }) => {
+                self.written.evaluations.note(step);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
+                if !tasks.is_empty() {
+                    (self.observer)(&TrainEvent::Answered { step, tasks });
+                }
             }
             Err(error) => self.abort.fail(Actor::Worker(0), not_written(error)),
         }

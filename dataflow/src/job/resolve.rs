@@ -18,6 +18,7 @@ use tidemill_streaming_data::store::{Cancel, Location};
 use super::config::RunConfig;
 use super::data::{DataFollow, DataSettings, DocumentBoundaries};
 use super::memory::PlanMemory;
+use super::questions::Questions;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
 use crate::checkpoint::{LocalCopy, TrainerState, Wanted, device_keys, model_folder};
@@ -37,6 +38,8 @@ pub struct ResolvedRun {
     pub(super) saved_cursor: Option<Cursor>,
     /// What is evaluated, and how many of its samples.
     pub evaluation: Option<(Mixture, u64)>,
+    /// What is asked at each evaluation: what `evaluation.tasks` comes to with a tokenizer.
+    pub questions: Option<Arc<dyn Questions>>,
     /// What is trained.
     pub model: Arc<Blueprint>,
     /// The folder or URL that the initial parameters come from; they are drawn where there is none.
@@ -124,6 +127,7 @@ impl ResolvedRun {
             data,
             saved_cursor,
             evaluation,
+            questions: None,
             model,
             weights_from,
             document_end,
@@ -232,6 +236,9 @@ impl ResolvedRun {
             insert("evaluation.dataset (its samples)", data.fingerprint().to_string());
             insert("evaluation.samples", samples.to_string());
             insert("evaluation.every_steps", settings.every_steps.to_string());
+        }
+        if let Some(questions) = &self.questions {
+            insert("evaluation.tasks (their requests)", questions.fingerprint());
         }
         identity
     }

@@ -14,10 +14,12 @@ use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
+use crate::cluster::trace::Trace;
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
+use crate::operators::TaskScores;
 use crate::refusal::{Advice, Refusal, cause_alone};
 
 /// Asks a run to stop after the step in hand, with a checkpoint; from any thread.
@@ -103,6 +105,13 @@ pub enum TrainEvent {
         /// The mean loss, in nats.
         loss: f64,
     },
+    /// The tasks of an evaluation are answered.
+    Answered {
+        /// Updates done.
+        step: u64,
+        /// The metrics of each.
+        tasks: TaskScores,
+    },
     /// A checkpoint is complete.
     Checkpointed {
         /// Updates done.
@@ -123,6 +132,8 @@ pub struct TrainOptions {
     pub stop: StopRequest,
     /// Is told what happens.
     pub observer: Observer,
+    /// Where what threads of this process do is written down, if it is.
+    pub trace: Option<Trace>,
 }
 
 impl TrainOptions {
@@ -132,6 +143,7 @@ impl TrainOptions {
             cluster: ClusterSettings::threads(threads),
             stop: StopRequest::default(),
             observer: Arc::new(|_| ()),
+            trace: None,
         }
     }
 }
@@ -166,6 +178,11 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let cluster = &options.cluster;
     let count = cluster.threads * cluster.processes();
     run.batch.worker_lanes(0, count)?;
+    let tasks = run.config.evaluation.as_ref().map_or(0, |evaluation| evaluation.tasks.len());
+    if tasks > 0 && run.questions.is_none() {
+        let expected = "requests made of them (ResolvedRun::questions), as `tidemill train` makes";
+        return Err(JobError::value("evaluation.tasks", expected, "none"));
+    }
     let workers = LocalWorkers::of(cluster);
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
@@ -189,7 +206,8 @@ impl WithBackend for Train {
     type Output = Result<TrainSummary>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { run, options: TrainOptions { mut cluster, stop, observer }, fitting } = self;
+        let Self { run, options, fitting } = self;
+        let TrainOptions { mut cluster, stop, observer, trace } = options;
         let workers = cluster.threads * cluster.processes();
         let plan = PlanMemory {
             model: &run.model,
@@ -219,6 +237,9 @@ impl WithBackend for Train {
             .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
             .transpose()?;
         let abort = Abort::new();
+        if let Some(trace) = &trace {
+            abort.write_trace(trace);
+        }
         let place = Place {
             process: cluster.process,
             processes: cluster.processes(),

@@ -16,6 +16,7 @@ use super::journal::{Evaluations, Journal, Workers};
 use super::leg_samples::LegSamples;
 use super::legs::Legs;
 use super::open_run::{OpenedRun, write_down};
+use super::questions::EvaluationSource;
 use super::resolve::ResolvedRun;
 use super::restore::{Restored, RuleStates, StartPoint, distribute};
 use super::shared_checkpoints::{ShareParts, SharedCheckpoints, Shares, WrittenElsewhere};
@@ -47,8 +48,11 @@ pub(super) struct Shared<B: Backend> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn source(&self, decoder: &Decoder) -> DecodedSamples {
-        DecodedSamples::new(decoder.clone(), self.run.model.vocab_size())
+    /// What evaluations read: samples of the data set, and behind them requests.
+    fn source(&self, decoder: &Decoder, plan: &EvaluationPlan) -> EvaluationSource {
+        let decoded = DecodedSamples::new(decoder.clone(), self.run.model.vocab_size());
+        let (positions, questions) = (self.run.data.seq_len(), self.run.questions.clone());
+        EvaluationSource::new((decoded, plan.samples.get()), questions, positions)
     }
 
     /// The plan of every worker, which goes on from `start`.
@@ -81,6 +85,7 @@ impl<B: Backend> Shared<B> {
             self.run.evaluation.as_ref().zip(self.run.config.evaluation.as_ref())?;
         let plan = EvaluationPlan {
             samples: at_least_one(*samples),
+            requests: self.run.questions.as_ref().map_or(0, |it| it.requests().len() as u64),
             every_steps: at_least_one(settings.every_steps),
         };
         Some((plan, self.evaluation_data.as_ref()?))
@@ -166,6 +171,7 @@ pub(super) fn run_worker<B: Backend>(
         let (observer, abort) = (&shared.observer, context.abort());
         let logged = (Workers::of(context.peers()), evaluations, &run.config.metrics);
         let mut opened = Journal::open(&held, start.step, logged, observer, abort)?;
+        opened.questions = run.questions.clone();
         if start.step < run.steps {
             let started = Started {
                 step: start.step,
@@ -236,7 +242,8 @@ pub(super) fn run_worker<B: Backend>(
         context.dataflow(|scope| share_decisions(scope, &shared.legs, threads));
     }
     context.dataflow::<u64, _, _>(|scope| {
-        let evaluation = evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data)));
+        let evaluation =
+            evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data, &plan)));
         let samples = LegSamples::new(&shared.legs, scope.index());
         let streams = training.build(scope, samples, evaluation);
         streams.reports.inspect(move |report| {

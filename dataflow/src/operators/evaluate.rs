@@ -24,15 +24,24 @@ use crate::cluster::{Abort, Actor, Failure};
 use crate::error::JobError;
 
 /// The result of an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationReport {
     /// Updates done.
     pub step: u64,
-    /// The mean loss over counted tokens, in nats.
+    /// The mean loss over counted tokens of the samples, in nats.
     pub loss: f64,
-    /// Counted tokens.
+    /// Counted tokens of the samples.
     pub tokens: u64,
+    /// The log-likelihood of the counted tokens of each request, in nats.
+    #[serde(skip)]
+    pub log_likelihoods: Vec<f64>,
+    /// What follows from these: metrics of tasks by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: TaskScores,
 }
+
+/// Metrics by their names, by the names of tasks.
+pub type TaskScores = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// An evaluation of a run: when it is due, and the samples that it reads each time, from the first.
 pub struct Evaluation<S = Tokens> {
@@ -138,6 +147,7 @@ pub trait EvaluationSamples<'scope> {
     /// let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
     /// let due = EvaluationPlan {
     ///     samples: samples.expect("not 0"),
+    ///     requests: 0,
     ///     every_steps: every_steps.expect("not 0"),
     /// };
     /// // What is evaluated and when is one argument: an evaluation that is due has samples.
@@ -235,7 +245,8 @@ pub trait Evaluate<'scope> {
     ///
     /// # Contract
     /// - Input: the losses of all grains, exchanged to worker 0.
-    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them.
+    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them; the requests'
+    ///   stand for themselves, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
     ///
     /// # Example
@@ -249,6 +260,7 @@ pub trait Evaluate<'scope> {
     /// # let (samples, every_steps) = (NonZeroU64::new(5), NonZeroU64::new(2));
     /// # let due = EvaluationPlan {
     /// #     samples: samples.expect("not 0"),
+    /// #     requests: 0,
     /// #     every_steps: every_steps.expect("not 0"),
     /// # };
     /// # let evaluation = Evaluation::new(due, Points::default());
@@ -287,6 +299,7 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
     ) -> StreamVec<'scope, u64, EvaluationReport> {
         let who = Actor::Worker(self.scope().index());
         let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
+        let of_samples = evaluation.sample_grains(&plan.batch) as u64;
         let plan = Arc::clone(plan);
         let to_first = Exchange::new(|_: &EvaluationLoss| 0);
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
@@ -300,12 +313,14 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
                     if grains.len() < expected {
                         return;
                     }
+                    let requests = grains.split_off(&of_samples);
                     let result = mean(*time.time(), grains.values(), |grain| {
                         let positions = evaluation.grain(&plan.batch, grain);
                         let samples = plan.evaluation_names.in_words(&positions);
                         (positions, samples)
                     });
                     gathered.remove(time.time());
+                    let result = result.and_then(|report| with_requests(report, requests));
                     match result {
                         Ok(report) => output.session(&time).give(report),
                         Err(error) => abort.fail(who.clone(), error),
@@ -341,8 +356,29 @@ fn mean<'a>(
             let (positions, samples) = samples_of(first_not_finite.unwrap_or_default() as usize);
             Err(JobError::EvaluationLoss { step, loss, positions, samples })
         }
-        _ => Ok(EvaluationReport { step, loss, tokens }),
+        _ => Ok(EvaluationReport {
+            step,
+            loss,
+            tokens,
+            log_likelihoods: Vec::new(),
+            tasks: TaskScores::new(),
+        }),
     }
+}
+
+/// With the log-likelihoods of requests, by their grains in order.
+fn with_requests(
+    report: EvaluationReport,
+    requests: BTreeMap<u64, EvaluationLoss>,
+) -> Result<EvaluationReport, JobError> {
+    let mut losses = requests.values().map(|request| request.loss_sum).enumerate();
+    if let Some((number, loss)) = losses.find(|(_, loss)| !loss.is_finite()) {
+        let step = report.step;
+        let what = format!("the loss of request {} of the evaluation is {loss}", number + 1);
+        return Err(JobError::Step { step, what });
+    }
+    let log_likelihoods = requests.into_values().map(|request| -request.loss_sum).collect();
+    Ok(EvaluationReport { log_likelihoods, ..report })
 }
 
 #[cfg(test)]
@@ -362,8 +398,17 @@ mod tests {
             let samples_of = |grain: usize| (0..grain as u64, format!("those of grain {grain}"));
             mean(4, losses.iter(), samples_of).map_err(|error| error.to_string())
         };
-        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4 };
-        assert_eq!(mean(&[(3.0, 2), (1.0, 2)]), Ok(report));
+        let (log_likelihoods, tasks) = (Vec::new(), TaskScores::new());
+        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4, log_likelihoods, tasks };
+        assert_eq!(mean(&[(3.0, 2), (1.0, 2)]), Ok(report.clone()));
+        let request =
+            |grain, loss_sum| (grain, EvaluationLoss { updates: 4, grain, loss_sum, tokens: 1 });
+        let answered =
+            with_requests(report.clone(), [request(9, 2.5), request(8, 0.5)].into()).unwrap();
+        assert_eq!(answered.log_likelihoods, [-0.5, -2.5]);
+        let wrong = with_requests(report, [request(8, 1.0), request(9, f64::INFINITY)].into());
+        let expected = "step 4: the loss of request 2 of the evaluation is inf";
+        assert_eq!(wrong.unwrap_err().to_string(), expected);
         let error = mean(&[(0.0, 0)]).unwrap_err();
         assert_eq!(error, "step 4: the evaluation has no counted token");
         let error = mean(&[(1.0, 1), (f64::NAN, 1), (f64::NAN, 1)]).unwrap_err();

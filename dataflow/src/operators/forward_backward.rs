@@ -365,6 +365,8 @@ impl<S: Sample> State<S> {
             plan: Arc::clone(plan),
             lanes: schedule.lanes(),
             schedule: plan.batch.lane_schedule(workers)?,
+            first_request: evaluation
+                .map_or(usize::MAX, |evaluation| evaluation.sample_grains(&plan.batch)),
         };
         let (name, borrower) = (format!("device-{worker}"), compute.borrower);
         let counting = (workers > 1).then(|| Counting::new(&parts.model, plan));

@@ -78,13 +78,16 @@ pub enum CheckpointCuts {
     Every(NonZeroU64),
 }
 
-/// What is evaluated: the first samples of another data set, in its canonical order, cut into grains as a step is.
+/// What is evaluated: the first samples of another data set, in its canonical order, cut into grains as a step is; and behind them
+/// requests, each a sample and a grain of its own, of which the sum of the losses is told.
 ///
 /// A graph is given it together with where the samples come from, as an [`Evaluation`](super::evaluate::Evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvaluationPlan {
     /// The number of samples.
     pub samples: NonZeroU64,
+    /// The number of requests: the samples at the positions behind those.
+    pub requests: u64,
     /// Updates between evaluations; there is always one after the last update.
     pub every_steps: NonZeroU64,
 }
@@ -97,14 +100,25 @@ impl EvaluationPlan {
 
     /// The samples of grain `grain`.
     pub fn grain(&self, batch: &BatchPlan, grain: usize) -> Range<u64> {
+        let of_samples = self.sample_grains(batch);
+        if grain >= of_samples {
+            let end = self.samples.get().saturating_add(self.requests);
+            let cut = |request: usize| end.min(self.samples.get().saturating_add(request as u64));
+            return cut(grain - of_samples)..cut(grain - of_samples + 1);
+        }
         let size = batch.evaluation_grain_samples() as u64;
         let cut = |grain: usize| self.samples.get().min(size.saturating_mul(grain as u64));
         cut(grain)..cut(grain + 1)
     }
 
+    /// The grains of samples; those of requests follow.
+    pub fn sample_grains(&self, batch: &BatchPlan) -> usize {
+        self.samples.get().div_ceil(batch.evaluation_grain_samples() as u64) as usize
+    }
+
     /// The grains of an evaluation.
     pub fn grains(&self, batch: &BatchPlan) -> usize {
-        self.samples.get().div_ceil(batch.evaluation_grain_samples() as u64) as usize
+        self.sample_grains(batch).saturating_add(self.requests as usize)
     }
 
     /// The grains that worker `worker` of `workers` runs.

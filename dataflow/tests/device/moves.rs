@@ -96,7 +96,7 @@ impl Moves {
         };
         let run = ResolvedRun::new(config, cluster.threads)?;
         let (stop, observer) = (StopRequest::default(), Arc::new(observer));
-        train(run, TrainOptions { cluster, stop, observer })
+        train(run, TrainOptions { cluster, stop, observer, trace: None })
     }
 
     /// What was told since this was asked last: losses by step, and how the kind of device changed.

@@ -407,6 +407,7 @@ impl Run {
         let source = samples(bounded, self.poison);
         let planned = EvaluationPlan {
             samples: NonZeroU64::new(11).unwrap(),
+            requests: 0,
             every_steps: NonZeroU64::new(4).unwrap(),
         };
         let evaluation = Evaluation::new(planned, samples(Box::new(|_| ()), None));
@@ -432,7 +433,7 @@ impl Run {
             streams.communication.inspect(move |report| {
                 told.0.lock().unwrap().push((index, report.step, report.communication));
             });
-            streams.evaluations.inspect(move |report| evaluated.send(*report).unwrap());
+            streams.evaluations.inspect(move |report| evaluated.send(report.clone()).unwrap());
         });
         if self.grains == Grains::Own {
             let batch = &plan.batch;

@@ -3,7 +3,7 @@
 use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::sample::{Microbatch, MicrobatchShape};
+use crate::sample::{Microbatch, MicrobatchShape, UNCOUNTED};
 use crate::trainable::{Device, GrainLoss};
 
 /// Tokens, targets and losses of one microbatch.
@@ -55,7 +55,7 @@ impl<B: Backend> Batch<B> {
         self.host_targets.clear();
         self.host_starts.clear();
         for (sample, row) in microbatch.samples.iter().enumerate() {
-            let outside = |&token: &u32| token as usize >= vocab_size && token != IGNORED_TARGET;
+            let outside = |&token: &u32| input(token) as usize >= vocab_size;
             if let Some(position) = row.iter().position(outside) {
                 return Err(ModelError::Token {
                     what: format!("sample {sample} of the microbatch, position {position}"),
@@ -64,10 +64,9 @@ impl<B: Backend> Batch<B> {
                 });
             }
             let inputs = row[..microbatch.positions].iter();
-            self.host_tokens
-                .extend(inputs.map(|&token| if token == IGNORED_TARGET { 0 } else { token }));
+            self.host_tokens.extend(inputs.map(|&token| input(token)));
             match microbatch.document_end {
-                None => self.host_targets.extend_from_slice(&row[1..]),
+                None => self.host_targets.extend(row[1..].iter().map(|&token| target(token))),
                 Some(end) => self.cut_documents(row, end),
             }
         }
@@ -86,11 +85,11 @@ impl<B: Backend> Batch<B> {
         let mut start = 0;
         for (position, pair) in sample.windows(2).enumerate() {
             self.host_starts.push(start);
-            if pair[0] == end {
+            if pair[0] & !UNCOUNTED == end {
                 self.host_targets.push(IGNORED_TARGET);
                 start = position as u32 + 1;
             } else {
-                self.host_targets.push(pair[1]);
+                self.host_targets.push(target(pair[1]));
             }
         }
     }
@@ -159,11 +158,22 @@ impl<B: Backend> Batch<B> {
     }
 }
 
+/// A token of a sample as it is read.
+fn input(token: u32) -> u32 {
+    if token == IGNORED_TARGET { 0 } else { token & !UNCOUNTED }
+}
+
+/// A token of a sample as it is predicted.
+fn target(token: u32) -> u32 {
+    if token & UNCOUNTED == 0 { token } else { IGNORED_TARGET }
+}
+
 /// The counted rows of `microbatch`: those whose target is one.
 pub(super) fn counted_tokens(microbatch: Microbatch<'_>) -> u64 {
     let pairs = microbatch.samples.iter().flat_map(|sample| sample.windows(2));
     let is_counted = |pair: &&[u32]| {
-        pair[1] != IGNORED_TARGET && microbatch.document_end.is_none_or(|end| pair[0] != end)
+        target(pair[1]) != IGNORED_TARGET
+            && microbatch.document_end.is_none_or(|end| pair[0] & !UNCOUNTED != end)
     };
     pairs.filter(is_counted).count() as u64
 }

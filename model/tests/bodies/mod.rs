@@ -46,6 +46,7 @@ macro_rules! every_body {
             gradient_descent_learns_a_pattern: bodies::contract::gradient_descent_learns;
             scores_are_the_losses_of_the_forward_pass: bodies::scores::scores_are_losses;
             a_score_depends_on_nothing_else: bodies::scores::a_score_depends_on_nothing_else;
+            given_tokens_are_read_and_not_counted: bodies::scores::given_tokens_are_read_and_not_counted;
             batches_change_no_bit: bodies::generation::batches_change_no_bit;
             continuations_are_scored_as_whole_texts: bodies::scores::continuations_are_scored_as_whole_texts;
             scores_in_batches_change_no_bit: bodies::scores::scores_in_batches_change_no_bit;

@@ -3,7 +3,7 @@
 use tidemill_kernels::Backend;
 use tidemill_model::generation::Sequences;
 use tidemill_model::score::{Asked, Continuation, Scorer};
-use tidemill_model::{Microbatch, MicrobatchShape, Trainable};
+use tidemill_model::{Microbatch, MicrobatchShape, Trainable, UNCOUNTED};
 
 use super::arm::Arm;
 use super::generation::{ROOM, for_each_model, piece, positions, prompts, text};
@@ -30,6 +30,34 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
         for (position, (score, loss)) in scores.iter().zip(&losses).enumerate() {
             assert!((score + loss).abs() < tolerance, "position {position}: {score}, {loss}");
         }
+    });
+}
+
+/// Tokens that are given have no loss, and those behind them the loss that they have where all count.
+pub fn given_tokens_are_read_and_not_counted<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
+        let tokens = text(positions(arm) + 1, model.vocab_size());
+        let first = tokens.len() / 2;
+        let mut given = tokens.clone();
+        given[..first].iter_mut().for_each(|token| *token |= UNCOUNTED);
+        let shape = MicrobatchShape { samples: 1, positions: positions(arm), samples_per_grain: 1 };
+        let mut workspace = Trainable::plan(model, device, shape).expect("plans");
+        let mut source = parameters.source(model.layout());
+        let mut losses = |tokens: &Vec<u32>| {
+            let microbatch = Microbatch {
+                samples: std::slice::from_ref(tokens),
+                positions: positions(arm),
+                samples_per_grain: 1,
+                document_end: None,
+            };
+            let counted = Trainable::counted_tokens(model, microbatch);
+            let losses = model.row_losses(device, &mut workspace, &mut source, microbatch);
+            (losses.expect("runs"), counted)
+        };
+        let ((whole, _), (part, counted)) = (losses(&tokens), losses(&given));
+        assert_eq!(bits(&part[first - 1..]), bits(&whole[first - 1..]));
+        assert!(part[..first - 1].iter().all(|&loss| loss == 0.0));
+        assert_eq!(counted, Some((tokens.len() - first) as u64));
     });
 }
 

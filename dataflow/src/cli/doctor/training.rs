@@ -208,7 +208,7 @@ impl Runs {
             }
         });
         let stop = StopRequest::default();
-        train(run, TrainOptions { cluster, stop, observer })?;
+        train(run, TrainOptions { cluster, stop, observer, trace: None })?;
         Ok(())
     }
 }

@@ -175,7 +175,7 @@ fn evaluation(translation: &mut Translation, scale: Scale) -> Result<(), String>
     translation.leave(&["eval_first"], "Nothing is evaluated before the first step");
     translation.leave(
         &["icl_tasks", "icl_tasks_str", "icl_subset_num_batches", "icl_seq_len"],
-        "Tasks in context are not evaluated while a run trains; `tidemill score` gives log-probabilities",
+        "To be written as [[evaluation.tasks]], such as task = \"foundry/lambada_openai\" and data = \"local_data\"",
     );
     translation.leave(
         &["eval_gauntlet", "eval_gauntlet_str"],

@@ -48,6 +48,8 @@ pub(super) struct DeviceParts<B: Backend, M> {
     /// In order.
     pub(super) lanes: Vec<usize>,
     pub(super) schedule: LaneSchedule,
+    /// The first grain of an evaluation that is a request.
+    pub(super) first_request: usize,
 }
 
 /// What the device thread has besides the parameters.
@@ -259,6 +261,8 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
         let fitting = plan.batch.microbatch_samples() / size;
+        let requests = grains.partition_point(|grain| grain.grain < self.parts.first_request);
+        let requests = grains.split_off(requests);
         for grains in grains.chunks_mut(fitting.max(1)) {
             self.replies.check()?;
             let losses = match fitting {
@@ -271,12 +275,17 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
                 }
             };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
-            evaluated.extend(grains.iter().zip(losses).map(|(grain, loss)| EvaluationLoss {
-                updates,
-                grain: grain.grain as u64,
-                loss_sum: loss.loss_sum,
-                tokens: loss.tokens,
-            }));
+            evaluated.extend(evaluation_losses(updates, grains, losses));
+        }
+        for grains in requests.chunks(plan.batch.microbatch_grains()) {
+            self.replies.check()?;
+            let samples: Vec<_> = grains.iter().flat_map(|grain| grain.samples.clone()).collect();
+            // A request is one text, whatever tokens are in it.
+            let microbatch = Microbatch { document_end: None, ..microbatch(plan, &samples, 1) };
+            let losses =
+                model.forward(&mut device, &mut self.workspace, &mut *source, microbatch)?;
+            add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
+            evaluated.extend(evaluation_losses(updates, grains, losses));
         }
         Ok(self.replies.send(DeviceReply::Evaluated(evaluated))?)
     }
@@ -296,6 +305,19 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             Ok(model.forward_onto(device, workspace, source, microbatch, so_far)?)
         })
     }
+}
+
+fn evaluation_losses<S>(
+    updates: u64,
+    grains: &[Grain<S>],
+    losses: Vec<GrainLoss>,
+) -> impl Iterator<Item = EvaluationLoss> {
+    grains.iter().zip(losses).map(move |(grain, GrainLoss { loss_sum, tokens })| EvaluationLoss {
+        updates,
+        grain: grain.grain as u64,
+        loss_sum,
+        tokens,
+    })
 }
 
 /// `samples` as one microbatch of grains of `samples_per_grain`.

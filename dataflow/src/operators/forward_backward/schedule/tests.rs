@@ -28,7 +28,7 @@ fn with_microbatches(
     let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
     let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
     let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
-    let evaluation = evaluated.then_some(EvaluationPlan { samples, every_steps });
+    let evaluation = evaluated.then_some(EvaluationPlan { samples, requests: 0, every_steps });
     DeviceSchedule::new(&Arc::new(plan), evaluation, (0, 1)).unwrap()
 }
 
