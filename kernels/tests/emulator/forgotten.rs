@@ -48,10 +48,11 @@ fn assert_change_shows<P: Precision>(
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
     let waits = "await_previous();";
-    let bodies: [(_, Body); 7] = [
+    let bodies: [(_, Body); 8] = [
         ("attention_step.cu", bodies::attention_cached::steps_agree),
         ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
         ("embedding.cu", bodies::embedding::agrees),
+        ("head_scan_piece.cu", bodies::head_scan_piece::pieces_agree),
         ("layer_norm.cu", bodies::layer_norm::agrees),
         ("ordered_product.cu", bodies::ordered_product::agrees),
         ("rms_norm.cu", bodies::rms_norm::agrees),
@@ -107,6 +108,22 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
+    let heads = bodies::head_scan::samples_are_independent;
+    for forgotten in [
+        "    __syncthreads();  // the chunk is there\n",
+        "    __syncthreads();  // decays are there\n",
+        "    __syncthreads();  // weights are there\n",
+    ] {
+        assert_needs::<Fp32>("head_scan_forward.cu", forgotten, heads);
+    }
+    for forgotten in [
+        "    __syncthreads();  // all have done with the chunk before\n",
+        "    __syncthreads();  // weights and sums are there\n",
+        "    __syncthreads();  // all have read the decays\n",
+    ] {
+        assert_needs::<Fp32>("head_scan_backward.cu", forgotten, heads);
+    }
+    assert_needs::<Fp32>("head_scan_piece.cu", barrier, bodies::head_scan_piece::pieces_agree);
     assert_needs::<Fp32>("scan_piece.cu", barrier, bodies::selective_scan_piece::pieces_agree);
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
     assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
@@ -266,6 +283,51 @@ fn a_forgotten_state_fails_the_body() {
     assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
     assert_needs::<Fp32>("scan_step.cu", "    put4(state, h, wide);\n", pieces);
     assert_needs::<Fp32>("scan_step.cu", "    y += shuffle_xor(y, 2);", pieces);
+}
+
+/// A head's chunks go on from each other, its parts are all added, and what a document ends with reaches no other.
+#[test]
+fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
+    use bodies::head_scan::{agrees, documents_agree, long_samples_agree};
+    for forgotten in [
+        "    add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);\n",
+        " *= from_start",
+    ] {
+        assert_needs::<Fp32>("head_scan_forward.cu", forgotten, agrees);
+    }
+    assert_needs::<Fp32>("head_scan_forward.cu", "if (documents.begins(first)) ", agrees);
+    for forgotten in ["within + ", "to_behind + ", "from_before + ", " + through);"] {
+        let to = if forgotten.ends_with(';') { ");" } else { "" };
+        let change = SourceChange { source: "head_scan_backward.cu", from: forgotten, to };
+        assert_change_shows::<Fp32>(&[32, 64], change, long_samples_agree);
+    }
+    let carried = "    carried.state_gradient = through + to_all;\n";
+    assert_needs::<Fp32>("head_scan_backward.cu", carried, long_samples_agree);
+    let apart = "                carried.state_gradient = 0.0f;\n";
+    assert_needs::<Fp32>("head_scan_backward.cu", apart, documents_agree);
+    let earlier_channels = "if (part > 0) ddelta += arguments.totals[own];";
+    assert_needs::<Fp32>("head_scan_backward.cu", earlier_channels, agrees);
+    let negligible = "reaches_through ? carried.state_gradient - from_all : 0.0f";
+    let change = SourceChange {
+        source: "head_scan_backward.cu",
+        from: negligible,
+        to: "carried.state_gradient - from_all",
+    };
+    assert_change_shows::<Fp32>(&[32], change, long_samples_agree);
+}
+
+/// A piece of heads goes on from the state that is there and leaves its own.
+#[test]
+fn a_forgotten_state_of_heads_fails_the_body() {
+    let pieces = bodies::head_scan_piece::pieces_agree;
+    let left = "    for (u32 i = 0; i < TEAM_CHANNELS; i++) put_states(places[i], h[i]);\n";
+    let change = SourceChange {
+        source: "head_scan_piece.cu",
+        from: left,
+        to: "    for (u32 i = 0; i < 1; i++) {}\n",
+    };
+    assert_change_shows::<Fp32>(&[32, 64], change, pieces);
+    assert_needs::<Fp32>("head_scan_piece.cu", " + shuffle_xor(odd ? first : second, 8)", pieces);
 }
 
 /// A step that forms its raw steps of time itself adds all terms, of its own channel, and rounds them.
