@@ -300,7 +300,7 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     carried.da = fmaf(step.delta, q, carried.da);
     carried.ddelta_bias = fmaf(ddelta, step.slope, carried.ddelta_bias);
     if (part > 0) ddelta += arguments.totals[own];
-    if (part + 1 < parts_of(in)) {
+    if (part + 1 < in_lanes(parts_of(in))) {
         arguments.totals[own] = ddelta;
     } else {
         *place(arguments.ddelta_raw, chunk.row + thread, my.head) = rounded(ddelta * step.slope);
@@ -344,7 +344,7 @@ KERNEL(head_scan_backward_gradients, 256, 2, HeadScanBackwardArguments) {
                 carried.state_gradient = 0.0f;
             }
             const u32 first = document + (end - 1 - document) / LENGTH * LENGTH;
-            chunk_backward(arguments, *shared, my, chunk_of(in, my, first, end), part, gradient, carried);
+            chunk_backward(arguments, *shared, my, chunk_of(in, my, first, end), in_lanes(part), gradient, carried);
             end = first;
         }
     }

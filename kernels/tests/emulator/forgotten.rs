@@ -289,31 +289,26 @@ fn a_forgotten_state_fails_the_body() {
 #[test]
 fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     use bodies::head_scan::{agrees, documents_agree, long_samples_agree};
-    for forgotten in [
-        "    add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);\n",
-        " *= from_start",
-    ] {
-        assert_needs::<Fp32>("head_scan_forward.cu", forgotten, agrees);
+    type Body = fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript;
+    const FORWARD: &str = "head_scan_forward.cu";
+    const BACKWARD: &str = "head_scan_backward.cu";
+    let mix =
+        "add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);";
+    let breaks: [(_, _, _, Body); 10] = [
+        (FORWARD, mix, "", agrees),
+        (FORWARD, "from_start[at.row + r * 16]", "from_start[0]", agrees),
+        (FORWARD, "if (documents.begins(first)) ", "", agrees),
+        (BACKWARD, "within + to_behind", "0.0f * within + to_behind", long_samples_agree),
+        (BACKWARD, "within + to_behind", "within + 0.0f * to_behind", long_samples_agree),
+        (BACKWARD, "(from_before + through)", "through", long_samples_agree),
+        (BACKWARD, "through + to_all", "0.0f * to_all", long_samples_agree),
+        (BACKWARD, "9.313225746154785e-10f", "-1.0f", long_samples_agree),
+        (BACKWARD, "carried.state_gradient = 0.0f;", "", documents_agree),
+        (BACKWARD, "if (part > 0) ddelta += arguments.totals[own];", "", agrees),
+    ];
+    for (source, from, to, body) in breaks {
+        assert_change_shows(&[32, 64], SourceChange { source, from, to }, body);
     }
-    assert_needs::<Fp32>("head_scan_forward.cu", "if (documents.begins(first)) ", agrees);
-    for forgotten in ["within + ", "to_behind + ", "from_before + ", " + through);"] {
-        let to = if forgotten.ends_with(';') { ");" } else { "" };
-        let change = SourceChange { source: "head_scan_backward.cu", from: forgotten, to };
-        assert_change_shows::<Fp32>(&[32, 64], change, long_samples_agree);
-    }
-    let carried = "    carried.state_gradient = through + to_all;\n";
-    assert_needs::<Fp32>("head_scan_backward.cu", carried, long_samples_agree);
-    let apart = "                carried.state_gradient = 0.0f;\n";
-    assert_needs::<Fp32>("head_scan_backward.cu", apart, documents_agree);
-    let earlier_channels = "if (part > 0) ddelta += arguments.totals[own];";
-    assert_needs::<Fp32>("head_scan_backward.cu", earlier_channels, agrees);
-    let negligible = "reaches_through ? carried.state_gradient - from_all : 0.0f";
-    let change = SourceChange {
-        source: "head_scan_backward.cu",
-        from: negligible,
-        to: "carried.state_gradient - from_all",
-    };
-    assert_change_shows::<Fp32>(&[32], change, long_samples_agree);
 }
 
 /// A piece of heads goes on from the state that is there and leaves its own.
