@@ -22,6 +22,9 @@ constexpr u32 CHANNELS = STATES < 256 ? 64 : WARP == 32 ? 32 : 16;
 // Positions of a chunk: what fits the 64 KiB of AMD's compute units.
 constexpr u32 LENGTH = WARP == 32 && STATES < 256 ? 32 : 16;
 
+// Positions of a document between the states that backward saves for itself.
+constexpr u32 SAVED_POSITIONS = 128;
+
 // Rows in shared memory, so long that neighbouring rows begin four banks apart.
 constexpr u32 STATE_ROW = STATES + 4, CHANNEL_ROW = CHANNELS + 4, PAIR_ROW = LENGTH + 4;
 
@@ -60,6 +63,7 @@ struct HeadScanPieceArguments {
 struct HeadScanBackwardArguments {
     ScanRowsOut ddelta_raw, dx, dz;
     float* shares;      // [b t, h, STATES]: each head's part of dC, then of dB
+    float* saved;       // [b, h, parts of a head, t / SAVED_POSITIONS, CHANNELS STATES]: states, as threads hold them
     float* passed;      // [b t, h, parts of a head]: E_i dy_i . (C_i . h), what a state before the chunk brings to the loss at a position
     float* totals;      // [b t, h]: ddelta of the channels so far, where a head has more than CHANNELS
     float* parameters;  // [b, 3 h]: da_log, dd and ddelta_bias of each sample

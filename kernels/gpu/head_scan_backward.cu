@@ -17,7 +17,8 @@
 //
 // The last needs states that the second walk does not have. But G . h' is E_L (G . h) and the sum before it over all of the chunk, so
 // it is what is left of G . h', which the chunk behind knows. That loses digits only where E_L is small, and then it is small beside
-// the others; below NEGLIGIBLE it is nothing.
+// the others; below NEGLIGIBLE it is nothing. So that errors do not add up over a long document, the first walk saves states in places,
+// and there G . h' is formed anew.
 #include "head_scan.h"
 
 namespace {
@@ -307,6 +308,34 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     }
 }
 
+// The states that a thread holds where a chunk begins at `position` of a document that began at `document`: null where none are saved,
+// and at its beginning, where they are zero. Places are at least SAVED_POSITIONS apart, those of neighbouring documents too.
+DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, u32 document, u32 position) {
+    if (position == document || (position - document) % SAVED_POSITIONS != 0) return nullptr;
+    const u64 places = arguments.in.positions / SAVED_POSITIONS;
+    const u64 walk = static_cast<u64>(blockIdx.x) * parts_of(arguments.in) + part;
+    const u64 place = walk * places + (position / SAVED_POSITIONS - 1);
+    return arguments.saved + (place * (CHANNELS * STATES) + threadIdx.x * 4);
+}
+DEVICE void save_state(float* to, const float (&state)[STATE_CHANNELS][4]) {
+#pragma unroll
+    for (u32 r = 0; r < STATE_CHANNELS; r++) {
+        store4(to + r * (HEAD_THREADS * 4), make_float4(state[r][0], state[r][1], state[r][2], state[r][3]));
+    }
+}
+// G . h, of all threads.
+DEVICE float dot_with_saved(const float* from, const float (&gradient)[STATE_CHANNELS][4], float* partial) {
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 r = 0; r < STATE_CHANNELS; r++) {
+        float h[4];
+        unpack(h, load4(from + r * (HEAD_THREADS * 4)));
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sum = fmaf(gradient[r][j], h[j], sum);
+    }
+    return block_sum<HEAD_THREADS>(sum, partial);
+}
+
 }  // namespace
 
 // A block for a head of a sample: all of its channels.
@@ -317,9 +346,14 @@ KERNEL(head_scan_backward_states, 256, 2, HeadScanBackwardArguments) {
         const Head my = head_of(in, blockIdx.x, part);
         const Documents documents(in, my.sample);
         float state[STATE_CHANNELS][4];
-        for (u32 first = 0; first < in.positions;) {
+        for (u32 first = 0, document = 0; first < in.positions;) {
             const u32 end = documents.end_of_chunk(first);
-            if (documents.begins(first)) set_zero(state);
+            if (documents.begins(first)) {
+                document = first;
+                set_zero(state);
+            }
+            float* const saved = saved_place(arguments, part, document, first);
+            if (saved) save_state(saved, state);
             chunk_forward(arguments, *shared, my, chunk_of(in, my, first, end), part, state);
             first = end;
         }
@@ -342,6 +376,9 @@ KERNEL(head_scan_backward_gradients, 256, 2, HeadScanBackwardArguments) {
                 document = documents.document_of(end - 1);
                 set_zero(gradient);
                 carried.state_gradient = 0.0f;
+            } else {
+                const float* const saved = saved_place(arguments, part, document, end);
+                if (saved) carried.state_gradient = dot_with_saved(saved, gradient, shared->partial);
             }
             const u32 first = document + (end - 1 - document) / LENGTH * LENGTH;
             chunk_backward(arguments, *shared, my, chunk_of(in, my, first, end), in_lanes(part), gradient, carried);

@@ -108,6 +108,11 @@ impl BlockSizes {
         (self.forward_elements() + beside + sums) * size_of::<f32>()
     }
 
+    /// The states of a block.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.channels * self.states * size_of::<f32>()
+    }
+
     fn piece_bytes(&self) -> usize {
         2 * PIECE_LENGTH * (self.states + PIECE_CHANNELS + 1) * size_of::<f32>()
     }

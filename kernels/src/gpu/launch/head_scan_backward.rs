@@ -20,6 +20,8 @@ use crate::view::Matrix;
 
 /// Threads of a block of `scan_sums.cu`.
 const SUM_THREADS: usize = 256;
+/// Positions of a document between saved states, as in `head_scan.h`.
+const SAVED_POSITIONS: usize = 128;
 /// Gradients of parameters of a head.
 const PARAMETERS: usize = 3;
 
@@ -31,6 +33,7 @@ struct BackwardArguments {
     dx: Rows,
     dz: Rows,
     shares: Address,
+    saved: Address,
     passed: Address,
     totals: Address,
     parameters: Address,
@@ -57,6 +60,8 @@ struct SumHeadsArguments {
 struct Scratch {
     /// `[b t, h, n]`, n padded: what each head adds to dC, and then to dB.
     shares: usize,
+    /// `[b, h, parts of a head, t / 128, channels n]`: states.
+    saved: usize,
     /// `[b t, h, parts of a head]`
     passed: usize,
     /// `[b t, h]` where a head has more channels than a block.
@@ -70,12 +75,18 @@ impl Scratch {
         let (sequences, heads) = (plan.shape.sequences(), plan.shape.heads());
         let of_rows = sequences.rows() * heads * size_of::<f32>();
         let parts = plan.shape.head_width().div_ceil(plan.sizes.channels);
+        let walks = sequences.samples() * heads * parts;
         Self {
             shares: of_rows * plan.sizes.states,
+            saved: walks * (sequences.positions() / SAVED_POSITIONS) * plan.sizes.state_bytes(),
             passed: of_rows * parts,
             totals: if parts > 1 { of_rows } else { 0 },
             parameters: sequences.samples() * PARAMETERS * heads * size_of::<f32>(),
         }
+    }
+
+    fn shares_and_states(self) -> usize {
+        self.shares + self.saved
     }
 
     fn beside_shares(self) -> usize {
@@ -86,7 +97,7 @@ impl Scratch {
 impl<D: Driver, P: Precision> Gpu<D, P> {
     pub(in crate::gpu) fn head_scan_scratch(&self, shape: HeadScanShape) -> usize {
         let scratch = Scratch::new(&self.head_scan_plan("head_scan_backward", shape));
-        scratch.shares + scratch.beside_shares()
+        scratch.shares_and_states() + scratch.beside_shares()
     }
 
     pub(in crate::gpu) fn launch_head_scan_backward(
@@ -121,7 +132,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         checked.beginnings =
             self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?.address();
         let scratch = Scratch::new(&plan);
-        let shares = stream.scratch(self.driver(), ScratchSlot::First, scratch.shares)?;
+        let shares =
+            stream.scratch(self.driver(), ScratchSlot::First, scratch.shares_and_states())?;
         let passed = stream.scratch(self.driver(), ScratchSlot::Second, scratch.beside_shares())?;
         let totals = passed.offset(scratch.passed);
         let parameters = totals.offset(scratch.totals);
@@ -130,6 +142,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             dx: column(dxbc.address(), 0, xbc_stride),
             dz: column(dprojected.address(), 0, projected_stride),
             shares,
+            saved: shares.offset(scratch.shares),
             passed,
             totals,
             parameters,
