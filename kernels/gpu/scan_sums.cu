@@ -1,5 +1,5 @@
 // What stands before and after the walks of the selective scan: B and C as they read them, and the sums,
-// in order, of what blocks and samples leave.
+// in order, of what blocks and samples leave; and those of the scan of heads.
 #include "scan.h"
 
 namespace {
@@ -21,6 +21,14 @@ struct SumDbcArguments {
     const float* partials;  // [b, blocks, t, 2 n]
     u64 elements;           // b t 2 n
     u32 positions, states, blocks, order;
+};
+
+struct SumHeadsArguments {
+    ScanRowsOut to;       // [b t, g n]
+    const float* shares;  // [b t, h, row]: what each head adds to its group, 16 bytes aligned
+    u64 items;            // b t g row / 4
+    u32 heads, groups, states;
+    u32 row;              // a multiple of 4
 };
 
 struct SumSamplesArguments {
@@ -87,5 +95,30 @@ KERNEL(scan_sum_samples, 256, 1, SumSamplesArguments) {
         arguments.dd[grain * channels + (at - arguments.state_elements)] = sum;
     } else {
         arguments.ddelta_bias[grain * channels + (at - arguments.state_elements - channels)] = sum;
+    }
+}
+
+// One thread for four neighbouring states of a group of heads in a row: the shares of its heads, first to last. Floor: 4 bytes a share.
+KERNEL(scan_sum_heads, 256, 1, SumHeadsArguments) {
+    const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (item >= arguments.items) return;
+    const u32 fours = arguments.row / 4, heads = arguments.heads / arguments.groups;
+    const u32 state = static_cast<u32>(item % fours) * 4;
+    const u64 of_group = item / fours;
+    const u32 group = static_cast<u32>(of_group % arguments.groups), row = static_cast<u32>(of_group / arguments.groups);
+    const float* const shares = arguments.shares + of_group * heads * arguments.row + state;
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+    for (u32 head = 0; head < heads; head++) {
+        float share[4];
+        unpack(share, load4(shares + static_cast<u64>(head) * arguments.row));
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sums[j] += share[j];
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        if (state + j < arguments.states) {
+            *place(arguments.to, row, group * arguments.states + state + j) = rounded(sums[j]);
+        }
     }
 }

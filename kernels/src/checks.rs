@@ -7,6 +7,7 @@
 
 mod attention;
 mod checker;
+mod head_scan;
 mod parameters;
 mod products;
 mod rows;
@@ -45,7 +46,7 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 20] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 21] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
@@ -65,13 +66,14 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 20] {
         ("masters", parameters::masters),
         ("causal_conv1d", sequences::causal_conv1d),
         ("selective_scan", sequences::selective_scan),
+        ("head_scan", head_scan::head_scan),
         ("attention", attention::attention),
         ("rotary", attention::rotary),
     ]
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 23] = [
+const KERNELS: [KernelGroup; 26] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -87,6 +89,9 @@ const KERNELS: [KernelGroup; 23] = [
     KernelGroup::SelectiveScan { channels: 64, states: 16 },
     KernelGroup::SelectiveScan { channels: 1, states: 1 },
     KernelGroup::SelectiveScanPiece { channels: 64, states: 16 },
+    KernelGroup::HeadScan { states: 5 },
+    KernelGroup::HeadScan { states: 128 },
+    KernelGroup::HeadScanPiece { states: 128 },
     KernelGroup::Attention { head_width: 5 },
     KernelGroup::Attention { head_width: 64 },
     KernelGroup::AttentionCached { head_width: 5 },

@@ -16,12 +16,13 @@ use bodies::arm::{Arm, agree};
 use bodies::attention_case::{self, AttentionCase, attention_shape};
 use bodies::device::Device;
 use bodies::every_body;
+use bodies::head_scan_case::{self, HeadScanCase};
 use bodies::inputs::Inputs;
 use bodies::memory::handed_on;
 use bodies::number::Number;
 use bodies::scan_case::{Regime, ScanCase};
 use bodies::selective_scan::{self, Regated};
-use tidemill_kernels::backend::{Attention, Backend, SelectiveScan};
+use tidemill_kernels::backend::{Attention, Backend, HeadScan, SelectiveScan};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::shape::{GrainRows, ScanShape, SequenceShape};
@@ -211,6 +212,27 @@ fn the_scan_takes_about_the_scratch_memory_that_it_says() {
             });
             let said = arm.backend.selective_scan_scratch_bytes(shape);
             assert!((said..said + said / 4).contains(&found), "{}: {found}, said {said}", arm.name);
+        }
+    }
+    check(&arm::<Fp32>(32, SEEDS[0]));
+    check(&arm::<Bf16>(64, SEEDS[0]));
+}
+
+/// And that of the scan of heads, of whole heads and of heads in parts.
+#[test]
+fn the_scan_of_heads_takes_the_scratch_memory_that_it_says() {
+    fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
+        // Each of two slots is given in pieces of 256 bytes.
+        const BESIDE: usize = 512;
+        let mut inputs = Inputs::new(19);
+        for heads in [[3, 8, 1, 5], [2, 70, 2, 9], [1, 40, 1, 200]] {
+            let shape = head_scan_case::shape_of([2, 40], 1, heads);
+            let case = HeadScanCase::new::<P::Activation>(&mut inputs, shape, Regime::Mild);
+            let found = memory_kept(arm, |device| {
+                head_scan_case::run(device, "scratch", &case, shape);
+            });
+            let said = arm.backend.head_scan_scratch_bytes(shape);
+            assert!((said..=said + BESIDE).contains(&found), "{}: {found}, said {said}", arm.name);
         }
     }
     check(&arm::<Fp32>(32, SEEDS[0]));

@@ -146,8 +146,7 @@ fn threads_and_vector_width_change_no_bit() {
     }
     // Positions are more than two tiles of keys, and no whole number of them.
     let models = [("mamba", config.into(), 301)].into_iter();
-    let models =
-        models.chain(models_beside_mamba::<Cpu>().into_iter().map(|(name, of)| (name, of, 157)));
+    let models = models.chain(models_beside_mamba().into_iter().map(|(name, of)| (name, of, 157)));
     for (name, config, positions) in models {
         let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.1);

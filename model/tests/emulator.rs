@@ -10,7 +10,7 @@ use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
 use tidemill_model::generation::{GenerationSettings, SamplingSettings, Sequences, generate};
-use tidemill_model::{Device, LanguageModel, Mamba2Config, MicrobatchShape, Trainable};
+use tidemill_model::{Device, LanguageModel, MicrobatchShape, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     let emulator = Emulator::new(EmulatorSettings { warp, seed }).expect("a width of warps");
@@ -40,7 +40,7 @@ every_body!(tests);
 /// The order in which threads take their turns changes no bit.
 fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
     let walk = Walk { samples: 3, positions: 23, samples_per_grain: 2, grains_per_microbatch: 1 };
-    for (name, config) in models::<Gpu<Emulator, P>>() {
+    for (name, config) in models() {
         let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
@@ -60,7 +60,7 @@ fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
 #[test]
 fn planning_compiles_what_a_pass_launches() {
     let walk = Walk { samples: 2, positions: 5, samples_per_grain: 1, grains_per_microbatch: 2 };
-    for (name, config) in models::<Gpu<Emulator, Bf16>>() {
+    for (name, config) in models() {
         let model = LanguageModel::new(&config).expect(name);
         let planned = arm::<Bf16>(32, 1);
         let mut stream = planned.backend.device_stream().unwrap();
@@ -87,7 +87,7 @@ fn loaded(arm: &Arm<Gpu<Emulator, Bf16>>) -> Vec<String> {
 /// What reads prompts and writes tokens was compiled when memory for sequences was planned.
 #[test]
 fn planning_sequences_compiles_what_generation_launches() {
-    for (name, config) in models::<Gpu<Emulator, Bf16>>() {
+    for (name, config) in models() {
         let model = LanguageModel::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let arm = arm::<Bf16>(32, 1);
@@ -123,20 +123,4 @@ fn the_order_of_threads_changes_no_bit_in_fp32() {
 #[test]
 fn the_order_of_threads_changes_no_bit_in_bf16() {
     the_order_of_threads_changes_no_bit::<Bf16>(32);
-}
-
-/// What a GPU cannot run yet is refused when memory is planned, for training and for generation.
-#[test]
-fn mamba2_is_refused_before_anything_runs() {
-    let config = Mamba2Config { head_width: 2, ..Mamba2Config::new(13, 4, 1) };
-    let model = LanguageModel::new(&config).unwrap();
-    let expected = "device.backend: expected \"cpu\", found a GPU, which cannot run Mamba-2 yet";
-    let arm = arm::<Bf16>(32, 1);
-    arm.with_parameters(&model, &model.initialize(1), |device, parameters| {
-        let shape = MicrobatchShape { samples: 1, positions: 5, samples_per_grain: 1 };
-        let error = Trainable::plan(&model, device, shape).map(|_| ()).expect_err("refused");
-        assert_eq!(error.to_string(), expected);
-        let sequences = Sequences::new(device, &model, parameters, 1, 12).map(|_| ());
-        assert_eq!(sequences.expect_err("refused").to_string(), expected);
-    });
 }

@@ -75,9 +75,6 @@ pub struct HeadScanGradients<'a, B: Runtime> {
 
 /// The scan of Mamba-2, whose heads have one decay each. See the [module](super) for what every kernel promises.
 pub trait HeadScan: Runtime {
-    /// Whether the backend has these kernels. Where it has not, the methods below answer an error.
-    const HAS_HEAD_SCAN: bool;
-
     /// About the bytes that [`head_scan_backward`](Self::head_scan_backward) takes of the device's memory beside its arguments, and
     /// that a stream keeps for its next kernels; of a CPU, those of one thread.
     fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize;

@@ -35,7 +35,7 @@ pub enum KernelGroup {
         /// n
         states: usize,
     },
-    /// The scan of heads, its gradients and its pieces.
+    /// The scan of heads and its gradients.
     HeadScan {
         /// n
         states: usize,
@@ -51,6 +51,11 @@ pub enum KernelGroup {
     SelectiveScanPiece {
         /// e
         channels: usize,
+        /// n
+        states: usize,
+    },
+    /// The scan of heads of pieces of sequences.
+    HeadScanPiece {
         /// n
         states: usize,
     },

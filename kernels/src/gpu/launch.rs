@@ -15,6 +15,8 @@ mod embedding;
 mod gated_silu;
 mod gelu;
 pub(in crate::gpu) mod gradient_sums;
+mod head_scan;
+mod head_scan_backward;
 mod likeliest;
 mod lion;
 pub(in crate::gpu) mod norm;
@@ -33,6 +35,7 @@ mod sizes;
 mod tree_sum;
 
 pub(in crate::gpu) use self::attention::HeadWidth;
+pub(in crate::gpu) use self::head_scan::HeadStates;
 use crate::backend::Element;
 use crate::error::{KernelError, Result};
 use crate::gpu::Gpu;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::backend::KernelGroup;
 use crate::gpu::driver::ElementKind;
-use crate::gpu::launch::HeadWidth;
+use crate::gpu::launch::{HeadStates, HeadWidth};
 
 /// A macro and its value.
 pub type Definition = (&'static str, &'static str);
@@ -96,6 +96,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "group_instructions.h", text: include_str!("../../gpu/group_instructions.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
     Header { name: "group_rows.h", text: include_str!("../../gpu/group_rows.h") },
+    Header { name: "head_scan.h", text: include_str!("../../gpu/head_scan.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "ordered_groups.h", text: include_str!("../../gpu/ordered_groups.h") },
     Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
@@ -156,6 +157,24 @@ pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 pub static LAYER_NORM: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "0");
 /// The same of activations.
 pub static LAYER_NORM_OF_ACTIVATIONS: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "1");
+/// The forward scan of heads, by rising number that states are padded to.
+pub static HEAD_SCAN_FORWARD: [Source; 3] = [
+    source!("head_scan_forward.cu", HEAD_STATES = "64"),
+    source!("head_scan_forward.cu", HEAD_STATES = "128"),
+    source!("head_scan_forward.cu", HEAD_STATES = "256"),
+];
+/// The backward one, by the same numbers.
+pub static HEAD_SCAN_BACKWARD: [Source; 3] = [
+    source!("head_scan_backward.cu", HEAD_STATES = "64"),
+    source!("head_scan_backward.cu", HEAD_STATES = "128"),
+    source!("head_scan_backward.cu", HEAD_STATES = "256"),
+];
+/// That of pieces of sequences.
+pub static HEAD_SCAN_PIECE: [Source; 3] = [
+    source!("head_scan_piece.cu", HEAD_STATES = "64"),
+    source!("head_scan_piece.cu", HEAD_STATES = "128"),
+    source!("head_scan_piece.cu", HEAD_STATES = "256"),
+];
 /// The likeliest token of each row of logits.
 pub static LIKELIEST: Source = source!("likeliest.cu");
 /// AdamW and Lion, and masters rounded, split and joined.
@@ -184,7 +203,7 @@ pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS
 pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward.cu", DOCUMENTS = "1");
 /// That of any states.
 pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any.cu", DOCUMENTS = "1");
-/// What stands before and after the walks of the selective scan.
+/// What stands before and after the walks of the scans.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 /// Sums along a tree, over the memory of several devices.
 pub static TREE_SUM: Source = source!("tree_sum.cu");
@@ -213,6 +232,15 @@ pub static ALL: &[&Source] = &[
     &GATED_SILU,
     &GELU,
     &GRADIENT_SUMS,
+    &HEAD_SCAN_FORWARD[0],
+    &HEAD_SCAN_FORWARD[1],
+    &HEAD_SCAN_FORWARD[2],
+    &HEAD_SCAN_BACKWARD[0],
+    &HEAD_SCAN_BACKWARD[1],
+    &HEAD_SCAN_BACKWARD[2],
+    &HEAD_SCAN_PIECE[0],
+    &HEAD_SCAN_PIECE[1],
+    &HEAD_SCAN_PIECE[2],
     &LAYER_NORM,
     &LAYER_NORM_OF_ACTIVATIONS,
     &LIKELIEST,
@@ -261,7 +289,10 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
             }
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
-            KernelGroup::HeadScan { .. } => {}
+            KernelGroup::HeadScan { states } => {
+                let class = HeadStates::of(states);
+                sources.extend([class.forward(), class.backward(), &SCAN_SUMS]);
+            }
             KernelGroup::Attention { head_width } => {
                 let width = HeadWidth::of(head_width);
                 sources.extend([width.forward(), width.backward()]);
@@ -273,6 +304,7 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_PIECE, &SCAN_STEP]);
             }
             KernelGroup::SelectiveScanPiece { .. } => sources.push(&SCAN_ANY),
+            KernelGroup::HeadScanPiece { states } => sources.push(HeadStates::of(states).piece()),
             KernelGroup::AttentionCached { head_width } => {
                 let forward = HeadWidth::of(head_width).forward();
                 sources.extend([forward, &ATTENTION_CACHE, &ATTENTION_STEP]);

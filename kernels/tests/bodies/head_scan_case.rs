@@ -7,9 +7,7 @@ use tidemill_kernels::reference::head_scan;
 use tidemill_kernels::shape::{HeadScanShape, HeadScanSizes, SequenceShape};
 use tidemill_kernels::{Backend, Slice};
 
-use super::agreement::Transcript;
-use super::arm::Arm;
-use super::device::{Device, Layout, Placed, assert_shape_error};
+use super::device::{Device, Layout, Placed};
 use super::documents::rows_of;
 use super::inputs::{Inputs, wide};
 use super::number::Number;
@@ -174,25 +172,6 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
         let starts = self.starts.as_ref().map(Slice::all);
         HeadScanInputs { projected, xbc, delta_bias, a_log, d, delta_limits, starts }
     }
-}
-
-/// Where a backend has no such kernels: asserts that it says so, and answers what the test body returns.
-pub fn refusal<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Option<Transcript> {
-    if B::HAS_HEAD_SCAN {
-        return None;
-    }
-    let shape = shape_of([1, 2], 1, [1, 2, 1, 3]);
-    let mut device = Device::new(arm);
-    let case = HeadScanCase::new::<B::Activation>(&mut Inputs::new(1), shape, Regime::Mild);
-    let inputs = PlacedInputs::new(&mut device, &case, shape);
-    let mut out: Placed<B> = Placed::poisoned(&mut device, Layout::packed(2, 2));
-    let (out, stream) = (out.matrix_mut(), &mut device.stream);
-    let result = arm.backend.head_scan_forward(stream, out, inputs.view(), shape);
-    assert_shape_error("a device without a scan of heads", result);
-    println!("not run: {} has no scan of heads, and says so", arm.name);
-    let mut transcript = Transcript::default();
-    transcript.record("refused", &[]);
-    Some(transcript)
 }
 
 /// The results of a scan, forward and backward, each with its name.

@@ -95,6 +95,7 @@ macro_rules! every_body {
                 selective_scan_pieces_agree: bodies::selective_scan_piece::pieces_agree;
                 selective_scan_steps_with_their_products_agree: bodies::selective_scan_step::agrees;
                 head_scan_agrees: bodies::head_scan::agrees;
+                head_scan_long_samples_agree: bodies::head_scan::long_samples_agree;
                 head_scan_samples_are_independent: bodies::head_scan::samples_are_independent;
                 head_scan_documents_agree: bodies::head_scan::documents_agree;
                 head_scan_documents_are_independent: bodies::head_scan::documents_are_independent;

@@ -48,10 +48,11 @@ fn assert_change_shows<P: Precision>(
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
     let waits = "await_previous();";
-    let bodies: [(_, Body); 7] = [
+    let bodies: [(_, Body); 8] = [
         ("attention_step.cu", bodies::attention_cached::steps_agree),
         ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
         ("embedding.cu", bodies::embedding::agrees),
+        ("head_scan_piece.cu", bodies::head_scan_piece::pieces_agree),
         ("layer_norm.cu", bodies::layer_norm::agrees),
         ("ordered_product.cu", bodies::ordered_product::agrees),
         ("rms_norm.cu", bodies::rms_norm::agrees),
@@ -107,6 +108,22 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
+    let heads = bodies::head_scan::samples_are_independent;
+    for forgotten in [
+        "    __syncthreads();  // the chunk is there\n",
+        "    __syncthreads();  // decays are there\n",
+        "    __syncthreads();  // weights are there\n",
+    ] {
+        assert_needs::<Fp32>("head_scan_forward.cu", forgotten, heads);
+    }
+    for forgotten in [
+        "    __syncthreads();  // all have done with the chunk before\n",
+        "    __syncthreads();  // weights and sums are there\n",
+        "    __syncthreads();  // all have read the decays\n",
+    ] {
+        assert_needs::<Fp32>("head_scan_backward.cu", forgotten, heads);
+    }
+    assert_needs::<Fp32>("head_scan_piece.cu", barrier, bodies::head_scan_piece::pieces_agree);
     assert_needs::<Fp32>("scan_piece.cu", barrier, bodies::selective_scan_piece::pieces_agree);
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
     assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
@@ -266,6 +283,46 @@ fn a_forgotten_state_fails_the_body() {
     assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
     assert_needs::<Fp32>("scan_step.cu", "    put4(state, h, wide);\n", pieces);
     assert_needs::<Fp32>("scan_step.cu", "    y += shuffle_xor(y, 2);", pieces);
+}
+
+/// A head's chunks go on from each other, its parts are all added, and what a document ends with reaches no other.
+#[test]
+fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
+    use bodies::head_scan::{agrees, documents_agree, long_samples_agree};
+    type Body = fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript;
+    const FORWARD: &str = "head_scan_forward.cu";
+    const BACKWARD: &str = "head_scan_backward.cu";
+    let mix =
+        "add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);";
+    let breaks: [(_, _, _, Body); 10] = [
+        (FORWARD, mix, "", agrees),
+        (FORWARD, "from_start[at.row + r * 16]", "from_start[0]", agrees),
+        (FORWARD, "if (documents.begins(first)) ", "", agrees),
+        (BACKWARD, "within + to_behind", "0.0f * within + to_behind", long_samples_agree),
+        (BACKWARD, "within + to_behind", "within + 0.0f * to_behind", long_samples_agree),
+        (BACKWARD, "(from_before + through)", "through", long_samples_agree),
+        (BACKWARD, "through + to_all", "0.0f * to_all", long_samples_agree),
+        (BACKWARD, "9.313225746154785e-10f", "-1.0f", long_samples_agree),
+        (BACKWARD, "carried.state_gradient = 0.0f;", "", documents_agree),
+        (BACKWARD, "if (part > 0) ddelta += arguments.totals[own];", "", agrees),
+    ];
+    for (source, from, to, body) in breaks {
+        assert_change_shows(&[32, 64], SourceChange { source, from, to }, body);
+    }
+}
+
+/// A piece of heads goes on from the state that is there and leaves its own.
+#[test]
+fn a_forgotten_state_of_heads_fails_the_body() {
+    let pieces = bodies::head_scan_piece::pieces_agree;
+    let left = "    for (u32 i = 0; i < TEAM_CHANNELS; i++) put_states(places[i], h[i]);\n";
+    let change = SourceChange {
+        source: "head_scan_piece.cu",
+        from: left,
+        to: "    for (u32 i = 0; i < 1; i++) {}\n",
+    };
+    assert_change_shows::<Fp32>(&[32, 64], change, pieces);
+    assert_needs::<Fp32>("head_scan_piece.cu", " + shuffle_xor(odd ? first : second, 8)", pieces);
 }
 
 /// A step that forms its raw steps of time itself adds all terms, of its own channel, and rounds them.

@@ -15,7 +15,7 @@ use tidemill_kernels::shape::{ConvShape, HeadScanShape, HeadScanSizes, SequenceS
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scratch_bytes};
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 use crate::lease::Lease;
 use crate::mamba2::backward;
 use crate::mamba2::config::Mamba2Config;
@@ -103,15 +103,6 @@ impl Mamba2Block {
             // A checked config has limits that kernels take.
             delta_limits: config.kernel_limits().unwrap_or(DeltaLimits::NONE),
         }
-    }
-
-    /// Refuses a device without a scan of heads before anything runs there.
-    pub(crate) fn check_device<B: Backend>() -> Result<()> {
-        if B::HAS_HEAD_SCAN {
-            return Ok(());
-        }
-        let found = "a GPU, which cannot run Mamba-2 yet";
-        Err(ModelError::config("device.backend", "\"cpu\"", found))
     }
 
     /// e
@@ -215,7 +206,6 @@ impl<B: Backend> Block<B> for Mamba2Block {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Saved> {
-        Self::check_device::<B>()?;
         let Device { backend, stream } = device;
         let rows = shape.sequences()?.rows();
         Ok(Mamba2Saved {
@@ -257,7 +247,6 @@ impl<B: Backend> Block<B> for Mamba2Block {
     }
 
     fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
-        Self::check_device::<B>()?;
         let (d, e, c, h) = (self.width, self.inner(), self.conv_width(), self.sizes.heads);
         let projected = self.projected_width();
         let shape = self.scan_shape(SequenceShape::new(1, positions)?, 1)?;

@@ -53,12 +53,11 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
     type Workspace = Mamba2Rows<B>;
 
     fn generation_kernels(&self) -> Vec<KernelGroup> {
-        let scan = KernelGroup::HeadScan { states: self.sizes.states };
+        let scan = KernelGroup::HeadScanPiece { states: self.sizes.states };
         vec![self.norm.kernels(), KernelGroup::CausalConv1dPiece, scan]
     }
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2State<B>> {
-        Self::check_device::<B>()?;
         let Device { backend, stream } = device;
         Ok(Mamba2State {
             // One tap remembers nothing, but devices refuse a buffer of no elements.

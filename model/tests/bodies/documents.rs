@@ -121,7 +121,7 @@ pub fn of_mamba_are_independent<B: Backend>(arm: &Arm<B>) {
 
 /// Documents in models with attention, and in a hybrid of both.
 pub fn of_attention_are_independent<B: Backend>(arm: &Arm<B>) {
-    for (name, config) in models_beside_mamba::<B>() {
+    for (name, config) in models_beside_mamba() {
         println!("{name}");
         assert_independent(arm, &LanguageModel::new(&config).expect(name));
     }

@@ -13,8 +13,8 @@ use super::lane::{
 };
 
 /// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways; and a Mamba-2 of two groups
-/// whose step sizes are clamped, where the backend has its kernels.
-pub fn models_beside_mamba<B: Backend>() -> Vec<(&'static str, ModelConfig)> {
+/// whose step sizes are clamped.
+pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
     let mamba2 = Mamba2Config {
         d_state: 5,
         d_conv: 3,
@@ -56,31 +56,26 @@ pub fn models_beside_mamba<B: Backend>() -> Vec<(&'static str, ModelConfig)> {
         n_heads: 3,
         expansion: 2,
     };
-    let mut models = vec![
+    vec![
         ("mpt", alibi.into()),
         ("mpt of foundry", foundry.into()),
         ("gpt-neo", gpt_neo.into()),
         ("llama", llama.into()),
         ("qwen2 with a window", qwen2.into()),
         ("hybrid", hybrid.into()),
-    ];
-    if B::HAS_HEAD_SCAN {
-        models.push(("mamba2", mamba2.into()));
-    } else {
-        println!("not run: mamba2, of which this backend has no kernels");
-    }
-    models
+        ("mamba2", mamba2.into()),
+    ]
 }
 
 /// The models of [`models_beside_mamba`], and a Mamba.
-pub fn models<B: Backend>() -> impl Iterator<Item = (&'static str, ModelConfig)> {
-    [("mamba", odd_config().into())].into_iter().chain(models_beside_mamba::<B>())
+pub fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
+    [("mamba", odd_config().into())].into_iter().chain(models_beside_mamba())
 }
 
 /// The models of [`models`], each with a head that reads the embedding table and with one that has its own.
 pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
     let mut both = Vec::new();
-    for (name, mut config) in models::<B>() {
+    for (name, mut config) in models() {
         for tied in [true, false] {
             *match &mut config {
                 ModelConfig::Mamba(config) => &mut config.tie_embeddings,
@@ -102,7 +97,7 @@ pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
     let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
-    for (name, mut config) in models::<B>() {
+    for (name, mut config) in models() {
         // At least two blocks of each kind: one alone keeps its own.
         match &mut config {
             ModelConfig::Mpt(config) => config.n_layers = 2,

@@ -44,7 +44,7 @@ fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<
     let configs = arm.sizes.choose(vec![odd.clone(), untied, one_tap.clone()], vec![odd, one_tap]);
     let configs = configs.into_iter().map(ModelConfig::from);
     let mut attention: Vec<_> =
-        models_beside_mamba::<B>().into_iter().map(|(_, config)| config).collect();
+        models_beside_mamba().into_iter().map(|(_, config)| config).collect();
     for config in &mut attention {
         match config {
             ModelConfig::Mpt(config) => config.max_seq_len = count,

@@ -147,7 +147,7 @@ pub fn untied_agrees<B: Backend>(arm: &Arm<B>) {
 
 /// Without clipping, which has no derivative where it begins.
 pub fn attention_agrees<B: Backend>(arm: &Arm<B>) {
-    for (name, mut config) in models_beside_mamba::<B>() {
+    for (name, mut config) in models_beside_mamba() {
         match &mut config {
             ModelConfig::Mpt(config) => config.clip_qkv = None,
             ModelConfig::Mamba2(config) => config.delta_limits = [0.0, f64::INFINITY],
@@ -172,7 +172,7 @@ pub fn agree_with_the_cpu<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn attention_agrees_with_the_cpu<B: Backend>(arm: &Arm<B>) {
-    for (_, config) in models_beside_mamba::<B>() {
+    for (_, config) in models_beside_mamba() {
         compare_with_the_cpu(arm, &config, [3, 37]);
     }
 }

@@ -59,7 +59,7 @@ pub fn microbatches_change_no_bit<B: Backend>(arm: &Arm<B>) {
 /// Positions that end inside a tile of keys, and grains that begin inside one.
 pub fn microbatches_of_attention_change_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(131, 19);
-    for (_, config) in models_beside_mamba::<B>() {
+    for (_, config) in models_beside_mamba() {
         for samples_per_grain in arm.sizes.choose(1..=2, 2..=2) {
             let lane = Walk { samples: 5, positions, samples_per_grain, grains_per_microbatch: 1 };
             same_for_any_microbatch(arm, &config, lane, &[2, 5]);
@@ -86,7 +86,7 @@ pub fn ignored_targets_are_as_if_not_there<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn ignored_targets_of_attention<B: Backend>(arm: &Arm<B>) {
-    for (name, config) in models_beside_mamba::<B>() {
+    for (name, config) in models_beside_mamba() {
         ignored_targets_of(arm, &LanguageModel::new(&config).expect(name));
     }
 }

@@ -11,7 +11,7 @@ use tidemill_model::{
 use super::arm::Arm;
 use super::fixtures::folder;
 use super::lane::Lane;
-use super::transformers::{cases, expected, numbers, tokens};
+use super::transformers::{CASES, expected, numbers, tokens};
 
 /// Promised in fp32 is 2e-3. What is seen is 2e-6, and a test as loose as the promise would pass over, say, a decay
 /// of the vectors, which moves the second loss by 5e-4 in one case and less in the others.
@@ -99,7 +99,7 @@ impl<B: Backend> Optimizer<B> {
 }
 
 pub fn six_steps<B: Backend>(arm: &Arm<B>) {
-    for case in cases::<B>() {
+    for case in CASES {
         six_steps_of(arm, case);
     }
 }

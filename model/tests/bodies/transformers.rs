@@ -30,19 +30,6 @@ pub const CASES: [&str; 12] = [
     "mpt_foundry",
 ];
 
-/// Those of [`CASES`] that the backend has kernels for.
-pub fn cases<B: Backend>() -> impl Iterator<Item = &'static str> {
-    CASES.into_iter().filter(|case| can_run::<B>(case))
-}
-
-fn can_run<B: Backend>(case: &str) -> bool {
-    let can = B::HAS_HEAD_SCAN || !case.starts_with("mamba2");
-    if !can {
-        println!("not run: {case}, of which this backend has no kernels");
-    }
-    can
-}
-
 /// Written by us, and opened by transformers.
 const OURS: [&str; 5] = [
     "written_by_tidemill",
@@ -75,8 +62,7 @@ pub fn numbers(value: &Value) -> Vec<f64> {
 pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
     let [fp32, bf16] = LOG_PROBABILITY_TOLERANCES;
     let tolerance = arm.by_precision(fp32, bf16);
-    let ours = OURS.into_iter().filter(|case| can_run::<B>(case));
-    for case in cases::<B>().chain(ours) {
+    for case in CASES.into_iter().chain(OURS) {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);
@@ -99,7 +85,7 @@ pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
 
 /// In bf16, where two tokens may be as likely as each other, each is one that the CPU finds about as likely as any.
 pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
-    for case in cases::<B>() {
+    for case in CASES {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);

@@ -7,6 +7,7 @@
 
 mod attention;
 mod feed_forward;
+mod head_scan;
 mod measure;
 mod products;
 mod rows;
@@ -33,7 +34,7 @@ pub(crate) struct KernelsBench {
     kernels: Vec<String>,
     /// Sequences: samples, positions, inner width and states; by default shapes that fill the device. Half of E is a
     /// block's width D; attention's heads are 64 columns wide where D is below 1024, else 128, as many as D has room for and
-    /// at least one.
+    /// at least one. Heads that are scanned have 64 channels, or the most below that divide E, and 8 N states, at most 256.
     #[arg(long = "shape", value_name = "B,T,E,N", value_parser = SequenceSize::parse)]
     shapes: Vec<SequenceSize>,
     /// Runs of which the median is taken.
@@ -127,10 +128,12 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 21] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 23] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
+        ("head_scan", head_scan::head_scan),
+        ("head_scan_documents", head_scan::head_scan_documents),
         ("causal_conv1d_silu", sequences::causal_conv1d_silu),
         ("causal_conv1d_silu_documents", sequences::causal_conv1d_silu_documents),
         ("attention", attention::attention),

@@ -11,8 +11,6 @@ use crate::shape::HeadScanShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl HeadScan for Cpu {
-    const HAS_HEAD_SCAN: bool = true;
-
     fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
         head_scan_backward::scratch_bytes(&HeadLayout::new(shape))
     }

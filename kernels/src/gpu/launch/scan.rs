@@ -43,8 +43,8 @@ const LANES: [usize; 2] = [4, 32];
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct Rows {
-    first: Address,
-    stride: u64,
+    pub(super) first: Address,
+    pub(super) stride: u64,
 }
 
 impl Rows {

@@ -83,16 +83,16 @@ const PACKED: u32 = 1;
 /// `SumSamplesArguments` of `scan_sums.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct SumSamplesArguments {
-    da_log: Address,
-    dd: Address,
-    ddelta_bias: Address,
-    partials: Address,
-    state_elements: u64,
-    channels: u32,
-    samples: u32,
-    samples_per_grain: u32,
-    grains: u32,
+pub(super) struct SumSamplesArguments {
+    pub(super) da_log: Address,
+    pub(super) dd: Address,
+    pub(super) ddelta_bias: Address,
+    pub(super) partials: Address,
+    pub(super) state_elements: u64,
+    pub(super) channels: u32,
+    pub(super) samples: u32,
+    pub(super) samples_per_grain: u32,
+    pub(super) grains: u32,
 }
 
 /// What a block of `scan_backward_any` has.

@@ -24,14 +24,14 @@ fn line(
 
 /// Whether samples are measured whole.
 #[derive(Clone, Copy)]
-enum Documents {
+pub(super) enum Documents {
     Together,
     Apart,
 }
 
 impl Documents {
     /// Where they start, for kernels that keep them apart.
-    fn starts<B: Backend>(
+    pub(super) fn starts<B: Backend>(
         self,
         bench: &mut Bench<'_, B>,
         size: SequenceSize,
@@ -45,7 +45,7 @@ impl Documents {
     }
 
     /// A shape, with how long documents are.
-    fn shape(self, shape: String) -> String {
+    pub(super) fn shape(self, shape: String) -> String {
         match self {
             Self::Together => shape,
             Self::Apart => format!("{shape}, documents of {DOCUMENT}"),
@@ -53,7 +53,7 @@ impl Documents {
     }
 
     /// Bytes of where they start.
-    fn bytes(self, size: SequenceSize) -> f64 {
+    pub(super) fn bytes(self, size: SequenceSize) -> f64 {
         match self {
             Self::Together => 0.0,
             Self::Apart => 4.0 * size.rows() as f64,

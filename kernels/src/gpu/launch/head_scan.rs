@@ -1,0 +1,319 @@
+//! The scan of heads: `head_scan_forward.cu` over whole sequences and `head_scan_piece.cu` over pieces of them. Its gradients are in
+//! [`head_scan_backward`](super::head_scan_backward).
+//!
+//! Kernels are compiled for classes of states, to which n is padded. Where rows are aligned they read four elements at once, with the
+//! same bits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::scan::Rows;
+use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
+use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
+use crate::backend::HeadScanInputs;
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::{HEAD_SCAN_BACKWARD, HEAD_SCAN_FORWARD, HEAD_SCAN_PIECE, Source};
+use crate::gpu::{Gpu, GpuStream};
+use crate::shape::HeadScanShape;
+use crate::view::{MatrixMut, Slice, SliceMut};
+
+/// Threads of a block that walks whole sequences.
+const THREADS: usize = 256;
+/// Threads of a block that walks pieces, its channels, and the positions that it has at once.
+const PIECE_THREADS: u32 = 128;
+const PIECE_CHANNELS: usize = 16;
+const PIECE_LENGTH: usize = 16;
+/// Elements that are read at once.
+const FOUR: u64 = 4;
+
+/// The states that n is padded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum HeadStates {
+    Of64,
+    Of128,
+    Of256,
+}
+
+impl HeadStates {
+    /// The fewest that hold `states`, which are at most 256.
+    pub(in crate::gpu) fn of(states: usize) -> Self {
+        match states {
+            ..=64 => Self::Of64,
+            65..=128 => Self::Of128,
+            _ => Self::Of256,
+        }
+    }
+
+    pub(in crate::gpu) fn forward(self) -> &'static Source {
+        &HEAD_SCAN_FORWARD[self as usize]
+    }
+
+    pub(in crate::gpu) fn backward(self) -> &'static Source {
+        &HEAD_SCAN_BACKWARD[self as usize]
+    }
+
+    pub(in crate::gpu) fn piece(self) -> &'static Source {
+        &HEAD_SCAN_PIECE[self as usize]
+    }
+}
+
+/// The sizes of a block, as `head_scan.h` has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockSizes {
+    /// n, padded.
+    pub(super) states: usize,
+    /// Channels of a head.
+    pub(super) channels: usize,
+    /// Positions of a chunk.
+    length: usize,
+    warp: usize,
+}
+
+impl BlockSizes {
+    pub(super) fn new(states: usize, warp: u32) -> Self {
+        let class = HeadStates::of(states);
+        let (channels, length) = match (class, warp) {
+            (HeadStates::Of256, 32) => (32, 16),
+            (HeadStates::Of256, _) => (16, 16),
+            (_, 32) => (64, 32),
+            (_, _) => (64, 16),
+        };
+        Self { states: 64 << class as usize, channels, length, warp: warp as usize }
+    }
+
+    /// Elements of `count` rows of so many columns, with their padding.
+    fn rows(count: usize, columns: usize) -> usize {
+        count * (columns + 4)
+    }
+
+    /// What forward and backward have: B and C, the states, x, a matrix of pairs, and the steps.
+    fn forward_elements(&self) -> usize {
+        let Self { states, channels, length, .. } = *self;
+        Self::rows(2 * length + channels, states)
+            + Self::rows(length, channels)
+            + Self::rows(length, length)
+            + 5 * length
+    }
+
+    fn forward_bytes(&self) -> usize {
+        self.forward_elements() * size_of::<f32>()
+    }
+
+    pub(super) fn backward_bytes(&self) -> usize {
+        let Self { channels, length, warp, .. } = *self;
+        let beside = Self::rows(length, channels) + Self::rows(length, length);
+        let sums = (4 + THREADS / 32 + 2) * length + THREADS / warp;
+        (self.forward_elements() + beside + sums) * size_of::<f32>()
+    }
+
+    /// The states of a block.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.channels * self.states * size_of::<f32>()
+    }
+
+    fn piece_bytes(&self) -> usize {
+        2 * PIECE_LENGTH * (self.states + PIECE_CHANNELS + 1) * size_of::<f32>()
+    }
+}
+
+/// `HeadScanInputs` of `head_scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct Inputs {
+    delta_raw: Rows,
+    x: Rows,
+    z: Rows,
+    bc: Rows,
+    delta_bias: Address,
+    a_log: Address,
+    d: Address,
+    pub(super) beginnings: Address,
+    least: f32,
+    most: f32,
+    positions: u32,
+    heads: u32,
+    width: u32,
+    groups: u32,
+    states: u32,
+    wide: u32,
+}
+
+/// `HeadScanForwardArguments` of `head_scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ForwardArguments {
+    out: Address,
+    out_stride: u64,
+    inputs: Inputs,
+}
+
+/// `HeadScanPieceArguments` of `head_scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PieceArguments {
+    out: Address,
+    out_stride: u64,
+    state: Address,
+    lengths: Address,
+    wide_state: u32,
+    unused: u32,
+    inputs: Inputs,
+}
+
+/// The sizes of a scan, checked for kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) kernel: KernelName,
+    pub(super) shape: HeadScanShape,
+    pub(super) sizes: BlockSizes,
+    pub(super) class: HeadStates,
+}
+
+impl Plan {
+    /// `blocks` blocks that walk.
+    pub(super) fn launch(&self, all: usize, shared_bytes: usize) -> Result<Launch> {
+        Ok(Launch { shared_bytes, ..blocks(self.kernel, all, THREADS as u32)? })
+    }
+
+    /// `matrix[b t, e]` in fp32: its first element and its stride.
+    pub(super) fn out<D: Driver, P: Precision>(
+        &self,
+        out: &MatrixMut<'_, Gpu<D, P>, f32>,
+    ) -> Result<(Address, u64)> {
+        let rows = self.shape.sequences().rows();
+        let stride = row_stride_mut(self.kernel, "out", out, rows, self.shape.width())?;
+        Ok((out.address(), stride))
+    }
+
+    /// Checked inputs, of samples that are one document.
+    pub(super) fn inputs<D: Driver, P: Precision>(
+        &self,
+        inputs: &HeadScanInputs<'_, Gpu<D, P>>,
+    ) -> Result<Inputs> {
+        let Self { kernel, shape, .. } = *self;
+        let (rows, width) = (shape.sequences().rows(), shape.width());
+        let [_, positions, _] = sequences32(kernel, shape.sequences())?;
+        let HeadScanInputs { projected, xbc, delta_bias, a_log, d, delta_limits, .. } = inputs;
+        let size32 = |what, size| size32(kernel, what, size);
+        let heads = size32("heads", shape.heads())?;
+        size32("columns", shape.projected_width())?;
+        for (what, slice) in [("delta_bias", delta_bias), ("a_log", a_log), ("d", d)] {
+            exactly(kernel, what, slice, shape.heads())?;
+        }
+        let projected_stride =
+            row_stride(kernel, "projected", projected, rows, shape.projected_width())?;
+        let xbc_stride = row_stride(kernel, "xbc", xbc, rows, shape.xbc_width())?;
+        let column = |first: Address, column: usize, stride| Rows {
+            first: first.offset(column * size_of::<P::Activation>()),
+            stride,
+        };
+        let operands = [(projected.address(), projected_stride), (xbc.address(), xbc_stride)];
+        let operands =
+            operands.map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
+        let in_fours = shape.head_width().is_multiple_of(FOUR as usize)
+            && shape.states().is_multiple_of(FOUR as usize);
+        let wide =
+            in_fours && Access::of(stride_bytes::<P::Activation>(FOUR), &operands) == Access::Wide;
+        Ok(Inputs {
+            delta_raw: column(projected.address(), width + shape.xbc_width(), projected_stride),
+            x: column(xbc.address(), 0, xbc_stride),
+            z: column(projected.address(), 0, projected_stride),
+            bc: column(xbc.address(), width, xbc_stride),
+            delta_bias: delta_bias.address(),
+            a_log: a_log.address(),
+            d: d.address(),
+            beginnings: Address::NULL,
+            least: delta_limits.least(),
+            most: delta_limits.most(),
+            positions,
+            heads,
+            width: shape.head_width() as u32,
+            groups: shape.groups() as u32,
+            states: shape.states() as u32,
+            wide: wide.into(),
+        })
+    }
+}
+
+impl Inputs {
+    /// Reads four elements at once only where rows of fp32 beside these allow it too.
+    pub(super) fn beside(mut self, first: Address, stride: u64) -> Self {
+        let operand = [(first, stride_bytes::<f32>(stride))];
+        if Access::of(WIDE_BYTES, &operand) == Access::Single {
+            self.wide = 0;
+        }
+        self
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    pub(super) fn head_scan_plan(&self, kernel: KernelName, shape: HeadScanShape) -> Plan {
+        let sizes = BlockSizes::new(shape.states(), self.driver().properties().warp);
+        Plan { kernel, shape, sizes, class: HeadStates::of(shape.states()) }
+    }
+
+    pub(in crate::gpu) fn launch_head_scan_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()> {
+        let plan = self.head_scan_plan("head_scan_forward", shape);
+        let (out, out_stride) = plan.out(&out)?;
+        let checked = plan.inputs(&inputs)?;
+        let beginnings =
+            self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
+        let inputs = Inputs { beginnings: beginnings.address(), ..checked };
+        let arguments = ForwardArguments { out, out_stride, inputs };
+        let parts = shape.head_width().div_ceil(plan.sizes.channels);
+        let all = shape.sequences().samples() * shape.heads() * parts;
+        let launch = plan.launch(all, plan.sizes.forward_bytes())?;
+        // SAFETY: `Plan` has checked all rows and slices against the shape, and the beginnings are this shape's.
+        unsafe { self.launch(stream, plan.class.forward(), "head_scan_forward", launch, arguments) }
+    }
+
+    pub(in crate::gpu) fn launch_head_scan_piece(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()> {
+        let plan = self.head_scan_plan("head_scan_piece", shape);
+        let (kernel, samples) = (plan.kernel, shape.sequences().samples());
+        if inputs.starts.is_some() {
+            return Err(KernelError::shape(kernel, "starts", "none in a piece", "some"));
+        }
+        exactly_mut(kernel, "state", &state, samples * shape.width() * shape.states())?;
+        if let Some(lengths) = &lengths {
+            exactly(kernel, "lengths", lengths, samples)?;
+        }
+        let (out, out_stride) = plan.out(&out)?;
+        let of_state =
+            [(state.address(), 0), (Address::NULL, stride_bytes::<f32>(shape.states() as u64))];
+        let is_step = shape.sequences().positions() == 1 && lengths.is_none();
+        let arguments = PieceArguments {
+            out,
+            out_stride,
+            state: state.address(),
+            lengths: lengths.address(),
+            wide_state: u32::from(
+                Access::of(WIDE_BYTES, &of_state) == Access::Wide
+                    && shape.states() == plan.sizes.states,
+            ),
+            unused: 0,
+            inputs: plan.inputs(&inputs)?,
+        };
+        let all = samples * shape.heads() * shape.head_width().div_ceil(PIECE_CHANNELS);
+        let shared_bytes = plan.sizes.piece_bytes();
+        let launch = Launch { shared_bytes, ..blocks(kernel, all, PIECE_THREADS)? };
+        let launch = if is_step { launch.early(samples) } else { launch };
+        // SAFETY: `Plan` has checked all rows and slices, and state and lengths have their exact sizes.
+        unsafe { self.launch(stream, plan.class.piece(), "head_scan_piece", launch, arguments) }
+    }
+}
