@@ -308,13 +308,15 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     }
 }
 
-// The states that a thread holds where a chunk begins at `position` of a document that began at `document`: null where none are saved,
-// and at its beginning, where they are zero. Places are at least SAVED_POSITIONS apart, those of neighbouring documents too.
-DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, u32 document, u32 position) {
-    if (position == document || (position - document) % SAVED_POSITIONS != 0) return nullptr;
-    const u64 places = arguments.in.positions / SAVED_POSITIONS;
-    const u64 walk = static_cast<u64>(blockIdx.x) * parts_of(arguments.in) + part;
-    const u64 place = walk * places + (position / SAVED_POSITIONS - 1);
+// Whether the states are saved where a chunk begins at `position` of a document that began at `document`. At its beginning they are
+// zero. Such positions are at least SAVED_POSITIONS apart, those of neighbouring documents too.
+DEVICE bool is_saved(u32 document, u32 position) {
+    return position != document && (position - document) % SAVED_POSITIONS == 0;
+}
+// Those that a thread holds.
+DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, u32 position) {
+    const u64 walk = static_cast<u64>(in_lanes(blockIdx.x)) * parts_of(arguments.in) + part;
+    const u64 place = walk * (arguments.in.positions / SAVED_POSITIONS) + (position / SAVED_POSITIONS - 1);
     return arguments.saved + (place * (CHANNELS * STATES) + threadIdx.x * 4);
 }
 DEVICE void save_state(float* to, const float (&state)[STATE_CHANNELS][4]) {
@@ -352,8 +354,7 @@ KERNEL(head_scan_backward_states, 256, 2, HeadScanBackwardArguments) {
                 document = first;
                 set_zero(state);
             }
-            float* const saved = saved_place(arguments, part, document, first);
-            if (saved) save_state(saved, state);
+            if (is_saved(document, first)) save_state(saved_place(arguments, part, first), state);
             chunk_forward(arguments, *shared, my, chunk_of(in, my, first, end), part, state);
             first = end;
         }
@@ -376,9 +377,9 @@ KERNEL(head_scan_backward_gradients, 256, 2, HeadScanBackwardArguments) {
                 document = documents.document_of(end - 1);
                 set_zero(gradient);
                 carried.state_gradient = 0.0f;
-            } else {
-                const float* const saved = saved_place(arguments, part, document, end);
-                if (saved) carried.state_gradient = dot_with_saved(saved, gradient, shared->partial);
+            } else if (is_saved(document, end)) {
+                const float* const saved = saved_place(arguments, part, end);
+                carried.state_gradient = dot_with_saved(saved, gradient, shared->partial);
             }
             const u32 first = document + (end - 1 - document) / LENGTH * LENGTH;
             chunk_backward(arguments, *shared, my, chunk_of(in, my, first, end), in_lanes(part), gradient, carried);
