@@ -1,4 +1,4 @@
-//! What nobody wrote is never refused: a default fits whatever stands beside it.
+//! A default is never refused: it fits whatever stands beside it.
 
 use tidemill::JobError;
 use tidemill::job::{ResolvedRun, RunConfig};

@@ -398,7 +398,7 @@ fn a_request_to_stop_that_cannot_be_met_ends_at_the_step_deadline() {
     assert!(asked.elapsed() < SOON, "{finished:?}");
 }
 
-/// A pipe that is full, and that nobody reads.
+/// A pipe that is full, and has no reader.
 fn full_pipe(path: &Path) -> File {
     const NON_BLOCKING: i32 = 0o4000;
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
@@ -416,7 +416,7 @@ fn full_pipe(path: &Path) -> File {
     pipe
 }
 
-/// Whoever is told of the run's progress blocks, and with it the worker that tells: the program cannot even say so.
+/// The observer of the run's progress blocks, and with it the worker that tells: the program cannot even say so.
 #[test]
 fn a_run_whose_words_find_no_reader_ends_at_the_step_deadline() {
     let bench = Workbench::new();

@@ -21,7 +21,7 @@ struct Long {
     reference: Outcome,
 }
 
-/// A run of some length, and what it leaves when nobody disturbs it.
+/// A run of some length, and what it leaves when it is not disturbed.
 static LONG: LazyLock<Long> = LazyLock::new(|| {
     let bench = Workbench::new();
     let config = crate::support::workbench::config()
@@ -178,7 +178,7 @@ fn an_interrupted_run_ends_with_a_checkpoint_and_goes_on() {
     LONG.finish("interrupted", &["-w", "1"]);
 }
 
-/// A terminal interrupts the whole group; whoever manages the supervisor only has its process id.
+/// A terminal interrupts the whole group; a manager of the supervisor only has its process id.
 #[test]
 fn interrupted_processes_end_with_a_checkpoint_and_go_on() {
     stops("interrupted-all", &["-n", "2", "-w", "1"], |run| run.signal_group("INT"));

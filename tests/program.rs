@@ -213,7 +213,8 @@ fn every_kernel_is_measured() {
         .inspect(|row| assert!(row["milliseconds"].as_f64().unwrap() > 0.0, "{row}"))
         .map(|row| ["kernel", "direction"].map(|key| row[key].as_str().unwrap()))
         .collect();
-    let in_training = ["selective_scan", "head_scan", "causal_conv1d_silu", "attention", "rms_norm"];
+    let in_training =
+        ["selective_scan", "head_scan", "causal_conv1d_silu", "attention", "rms_norm"];
     let variants = ["selective_scan_documents", "causal_conv1d_silu_documents", "attention_alibi"];
     let transformer = ["layer_norm", "gelu", "bias", "embedding"];
     for kernel in in_training.into_iter().chain(variants).chain(transformer) {

@@ -21,7 +21,7 @@
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
 //! | [`preparing`] | a data set is prepared by any number of processes and hosts, with the bytes of one, or by none |
 //! | [`importing`] | files of other frameworks become configs that are accepted, and none of their keys is dropped |
-//! | [`defaults`] | what nobody wrote is never refused |
+//! | [`defaults`] | a default is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`doctor`] | `doctor` says what a machine can compute with, what is missing and how to get it |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |

@@ -194,7 +194,7 @@ fn as_many_checkpoints_as_asked_for_are_kept() {
     assert_eq!(kept("1", "7"), [7]);
 }
 
-/// Whoever has the answer of `train` may open the run folder again, at once.
+/// A caller that has the answer of `train` may open the run folder again, at once.
 #[test]
 fn a_run_that_has_returned_has_let_go_of_its_folder() {
     let bench = Workbench::new();

@@ -26,7 +26,7 @@ const SHOWN: &str = "s3://bucket/a%20run";
 
 const EVALUATION: &str = "evaluation={every_steps = 3, samples = 9, dataset = ";
 
-/// What the run leaves in a folder when nobody disturbs it.
+/// What the run leaves in a folder when it is not disturbed.
 static REFERENCE: LazyLock<Outcome> = LazyLock::new(|| {
     let bench = Workbench::new();
     let evaluation = format!("{EVALUATION}{:?}}}", bench.path("validation"));

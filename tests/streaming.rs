@@ -142,7 +142,7 @@ fn steps_are_the_same_for_any_workers_and_from_any_start() {
     assert_eq!(stream(&decoder, 0..2, 25).concat().len() as u64, 2 * STEP);
 }
 
-/// Where no step ever has anything for a worker, it is at its end, and in nobody's way.
+/// Where no step ever has anything for a worker, it is at its end, and in no other worker's way.
 #[test]
 fn workers_without_positions_do_not_hold_up_a_long_plan() {
     let bench = Workbench::new();

@@ -1,6 +1,6 @@
 //! How a step's samples are cut: into lanes, grains and microbatches, and over workers.
 //!
-//! Lanes and grains are numerics: sums are formed along them, whoever forms them. Microbatches and the
+//! Lanes and grains are numerics: sums are formed along them, on any worker. Microbatches and the
 //! cut over workers are not: they say how much is in flight and where.
 
 use std::ops::Range;

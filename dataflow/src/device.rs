@@ -285,7 +285,7 @@ impl DeviceChoice {
         (places / processes_here.max(1)).min(lanes).max(1)
     }
 
-    /// What should be known of a run for which nobody said how many workers it should have.
+    /// What should be known of a run that was not told how many workers it should have.
     pub fn note(&self) -> Option<String> {
         let Platform::Gpus(_, Gpus { all, together }) = self.platform else { return None };
         (together < all).then(|| {

@@ -104,7 +104,7 @@ pub(crate) fn wake(scope: Scope<'_, u64>, operator: &OperatorInfo) -> Wake {
     let activator = Mutex::new(activator);
     Arc::new(move || {
         let activator = activator.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error means that the worker is gone, and with it whoever was to be woken.
+        // An error means that the worker is gone, and with it the operator that was to be woken.
         let _ = activator.activate();
     })
 }

@@ -58,7 +58,7 @@ impl Refusal {
     }
 }
 
-/// `error` without who noticed it, which says nothing about what to change.
+/// `error` without the worker that noticed it, which says nothing about what to change.
 pub(crate) fn cause_alone(error: ClusterError) -> SharedError {
     match error {
         ClusterError::Failed { cause, .. } => cause,
@@ -89,8 +89,8 @@ mod tests {
             ("", Arc::new(compile())),
         ];
         for (between, cause) in causes {
-            let (who, exit_class) = (Actor::Thread("device-0".to_owned()), ExitClass::FixInput);
-            let error = ClusterError::Failed { who, exit_class, cause };
+            let (actor, exit_class) = (Actor::Thread("device-0".to_owned()), ExitClass::FixInput);
+            let error = ClusterError::Failed { actor, exit_class, cause };
             let expected = format!("thread device-0 failed: {between}{told}");
             assert_eq!(error.with_causes(), expected);
             assert!(Refusal::of(&error).is_some());

@@ -1,7 +1,7 @@
 //! A run folder, held by one run at a time: on this machine, or in a store.
 //!
 //! The hold is an advisory lock on the file `run.lock` in the folder, which the kernel releases with the process: a run
-//! that was killed leaves nothing to clean. The file stays and says who held the folder last. A run that starts while the
+//! that was killed leaves nothing to clean. The file stays and says which process held the folder last. A run that starts while the
 //! processes of a killed one are still going away waits for them, some seconds. Before a line of metrics is written and
 //! before a checkpoint is begun or completed, the folder is looked at: where it was removed or renamed, the run ends.
 //!

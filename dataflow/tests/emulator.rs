@@ -306,17 +306,17 @@ fn a_device_without_room_is_one_line() {
                 Ok(outcome) => assert_eq!(outcome, expected, "{workers} workers, {bytes} bytes"),
                 Err(error) => {
                     let line = error.with_causes();
-                    let (who, rest) = line.split_once(" failed: ").unwrap();
+                    let (actor, rest) = line.split_once(" failed: ").unwrap();
                     let (_, size) = rest.split_once("allocating ").unwrap();
                     let (size, rest) = size.split_once(" bytes on ").unwrap();
                     assert_eq!(rest, "emulator with warps of 32 failed: out of memory", "{line}");
-                    refused.insert((who.to_owned(), size.parse::<usize>().unwrap()));
+                    refused.insert((actor.to_owned(), size.parse::<usize>().unwrap()));
                 }
             }
             bytes = bytes / 20 * 17;
         }
         println!("{workers} workers: {refused:?}");
-        let by = |thread| refused.iter().filter(|(who, _)| who.contains(thread)).count();
+        let by = |thread| refused.iter().filter(|(actor, _)| actor.contains(thread)).count();
         assert!(by("device-") > 3 && by("optimizer-") > 0, "{refused:?}");
     }
 }
@@ -324,7 +324,7 @@ fn a_device_without_room_is_one_line() {
 /// Reported with the compiler's own words, from whichever thread first needs the kernel.
 #[test]
 fn a_kernel_that_does_not_compile_ends_the_run() {
-    for (source, who) in
+    for (source, actor) in
         [("scan_any.cu", "thread device-0"), ("optimizer.cu", "thread optimizer-0")]
     {
         let change = SourceChange {
@@ -336,7 +336,7 @@ fn a_kernel_that_does_not_compile_ends_the_run() {
         let run = Run { samples: 4, lanes: 1, steps: 1, ..Run::default() };
         let (error, checkpoints) = run.run_to_failure_on(&mamba(Arc::new(backend)));
         let text = error.with_causes();
-        assert!(text.starts_with(&format!("{who} failed: ")), "{text}");
+        assert!(text.starts_with(&format!("{actor} failed: ")), "{text}");
         assert!(text.contains(&format!("compiling {source} for the emulator failed: ")), "{text}");
         assert!(text.contains("broken on purpose"), "{text}");
         assert!(checkpoints.is_empty());

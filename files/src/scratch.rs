@@ -1,7 +1,7 @@
 //! Folders in the making, of which a kill leaves nothing that stays.
 //!
 //! Beside each stands a file `<name>.lock`, which is made before it, removed after it, and locked as
-//! long as its process lives: the next one that makes such a folder removes those whose file nobody
+//! long as its process lives: the next one that makes such a folder removes those whose file no process
 //! has locked. On file systems without locks what a kill left stays.
 
 use std::{

@@ -325,6 +325,20 @@ DEVICE OwnStep form_step(const HeadScanInputs& in, const Head& my, u32 row) {
     if (free < in.least || free > in.most) step.slope = 0.0f;
     return step;
 }
+
+// 2^x of an x that is not positive, within an ulp where it is near 1: a state is the product of thousands of decays, which exp2_fast
+// may miss by two ulp to the same side each. Taylor's polynomial about 0, whose next term is below 1e-9.
+DEVICE float decay_of(float x) {
+    if (x < -0.25f) return exp2_fast(x);
+    float p = 1.5403530393e-4f;
+    p = fmaf(p, x, 1.3333558146e-3f);
+    p = fmaf(p, x, 9.6181291076e-3f);
+    p = fmaf(p, x, 5.5504108665e-2f);
+    p = fmaf(p, x, 2.4022650696e-1f);
+    p = fmaf(p, x, LN_2);
+    return fmaf(p, x, 1.0f);
+}
+
 // The first LENGTH threads leave a chunk's steps and decays.
 DEVICE OwnStep put_steps(Steps& steps, const HeadScanInputs& in, const Head& my, const Chunk& chunk) {
     OwnStep step = {0.0f, 0.0f};
@@ -332,7 +346,7 @@ DEVICE OwnStep put_steps(Steps& steps, const HeadScanInputs& in, const Head& my,
     if (i < LENGTH) {
         if (i < chunk.count) step = form_step(in, my, chunk.row + i);
         steps.delta[i] = step.delta;
-        steps.decay[i] = exp2_fast(step.delta * my.rate);
+        steps.decay[i] = decay_of(step.delta * my.rate);
     }
     return step;
 }

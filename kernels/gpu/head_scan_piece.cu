@@ -92,7 +92,7 @@ KERNEL(head_scan_piece, PIECE_THREADS, 4, HeadScanPieceArguments) {
         if (thread < count) {
             const float delta = form_step(in, my, row + thread).delta;
             shared.delta[thread] = delta;
-            shared.decay[thread] = exp2_fast(delta * my.rate);
+            shared.decay[thread] = decay_of(delta * my.rate);
         }
         __syncthreads();  // the positions are there
         for (u32 i = 0; i < count; i++) {

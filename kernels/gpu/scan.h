@@ -104,7 +104,7 @@ struct ScanTurn {
 };
 // Every thread's next turn, by way of `shared`; false after the last.
 DEVICE bool take_turn(ScanTurn& turn, const ScanTurns& turns, u32& shared) {
-    __syncthreads();  // nobody needs what the turn before has in shared memory
+    __syncthreads();  // no thread needs the last turn's shared memory
     if (threadIdx.x == 0) shared = take_number(turns.words);
     __syncthreads();
     turn.chain = shared % turns.chains;

@@ -133,7 +133,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         float raw_y[COLUMNS], gated_y[COLUMNS];
         finish(raw_y, gated_y, shared, tiles, buffer, row, column);
         // Before the stores, so that its latencies and those of finish overlap.
-        // After the last tile this prepares what was there before, for nobody.
+        // After the last tile this prepares the last tile again, which is not read.
         prepare(shared, tiles, buffer ^ 1, row, column);
         advance_all();
         if (first + row < end) {

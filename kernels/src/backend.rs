@@ -393,7 +393,7 @@ pub trait Backend:
     ) -> Result<()>;
 
     /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that
-    /// [`TreeTerm`] describes. So a sum over lanes has the same bits, whoever forms it and of however many terms.
+    /// [`TreeTerm`] describes. So a sum over lanes has the same bits on any worker and in any number of parts.
     ///
     /// # Errors
     /// Terms that are no tree, of another length than `out`, or on a GPU more than 32, or more than 12 sums that wait.
@@ -421,7 +421,7 @@ pub trait Backend:
     /// `sums[first + i] = (sums[first + i] + sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
     ///
     /// `count` is the number of counted tokens as the nearest `f32`: itself to 2^24, above it off by one in 2^24 parts at the
-    /// most. It is the same on every worker, so that no bit depends on who divides.
+    /// most. It is the same on every worker, so that no bit depends on which worker divides.
     ///
     /// # Errors
     /// A use that leaves `sums`, or overlaps another.

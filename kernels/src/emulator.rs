@@ -230,7 +230,7 @@ impl Running {
                 unsafe { std::ptr::write_bytes(place(*at), 0, *bytes) };
                 Ok(())
             }
-            // SAFETY: whoever recorded a step vouched for it, and the graph has kept what it names.
+            // SAFETY: the caller that recorded a step vouched for it, and the graph has kept what it names.
             Step::Graph(graph) => graph.steps.iter().try_for_each(|step| unsafe { self.run(step) }),
         }
     }
@@ -479,7 +479,7 @@ impl Driver for Emulator {
 
     fn replay(&self, queue: &mut EmulatorQueue, graph: &EmulatorGraph) -> Result<()> {
         queue.check_idle("replaying a graph")?;
-        // SAFETY: whoever recorded a step vouched for it, and the graph keeps what it names.
+        // SAFETY: the caller that recorded a step vouched for it, and the graph keeps what it names.
         unsafe { self.enqueue(queue, Step::Graph(Arc::clone(&graph.0))) }
     }
 }

@@ -72,7 +72,7 @@ struct Kernels<D: Driver> {
 /// What tells sources apart.
 type SourceKey = (&'static str, &'static [Definition]);
 
-/// Where a module is once it is loaded. Whoever loads it holds the lock meanwhile: others wait for that one alone.
+/// Where a module is once it is loaded. Its loader holds the lock meanwhile: others wait for that one alone.
 type Slot<D> = Arc<Mutex<Option<Arc<<D as Driver>::Module>>>>;
 
 impl<D: Driver, P: Precision> Gpu<D, P> {

@@ -1,9 +1,9 @@
 //! Buffers that others read while their owner keeps them.
 //!
-//! The memory of a device has no borrowers: what runs on a device stream is ordered by events alone, whoever holds which
+//! The memory of a device has no borrowers: what runs on a device stream is ordered by events alone, whatever thread holds which
 //! reference on the host. So it can be read by the kernels of another thread's device, in whose hands it is a [`Shared`]: a
-//! view to read, which keeps the memory. What lies in the host's memory is copied, as there Rust keeps readers apart from who
-//! writes.
+//! view to read, which keeps the memory. What lies in the host's memory is copied, as there Rust keeps readers and writers
+//! apart.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::{Cpu, SliceMut};
 
-    /// Memory of a copy is used again when nobody reads it, and never before.
+    /// Memory of a copy is used again when it has no reader, and never before.
     #[test]
     fn what_the_host_shares_is_a_copy_whose_memory_is_used_again() {
         let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();

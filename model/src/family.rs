@@ -55,7 +55,7 @@ pub trait Family {
     /// The number of blocks.
     fn n_layers(&self) -> usize;
 
-    /// The tokens that files name for whoever generates.
+    /// The tokens that files name for generation.
     fn special_tokens(&self) -> SpecialTokens;
 
     /// The same, to be changed.

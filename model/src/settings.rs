@@ -131,7 +131,7 @@ pub enum ModelKind {
 /// What a `[model]` table means.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ResolvedModel {
-    /// The model of a checkpoint, which whoever reads checkpoints opens.
+    /// The model of a checkpoint, which a reader of checkpoints opens.
     From(PathBuf),
     /// A new model.
     New(ModelConfig),

@@ -66,7 +66,7 @@ fn folders(path: &Path) -> Vec<String> {
     names
 }
 
-/// Standard output on a full disk is an error like any other; a pipe that nobody reads any more is none.
+/// Standard output on a full disk is an error like any other; a pipe that lost its reader is none.
 #[test]
 fn standard_output_that_takes_nothing() {
     let bench = Workbench::new();

@@ -76,7 +76,7 @@ fn a_damaged_tokenizer_is_one_line() {
     }
 }
 
-/// The address of a store that lets nobody in.
+/// The address of a store that lets no client in.
 fn refusing_store() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

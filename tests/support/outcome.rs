@@ -53,7 +53,7 @@ impl Outcome {
     }
 }
 
-/// Every file below `folder`, by its path in it; but not who held a run folder last.
+/// Every file below `folder`, by its path in it; but not the last holder of a run folder.
 pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,4 +1,4 @@
-//! Processes from outside: who started whom, who is gone, and signals.
+//! Processes from outside: which started which, which is gone, and signals.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

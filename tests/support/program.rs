@@ -284,7 +284,7 @@ pub fn is_of_shared_gpu(line: &str) -> bool {
     line.contains("workers 0 and 1 share a GPU") && backend() != "cpu"
 }
 
-/// The lines of a hosts file: as many addresses of this machine that nobody listened on a moment ago.
+/// The lines of a hosts file: as many addresses of this machine that had no listener a moment ago.
 pub fn free_hosts(processes: usize) -> String {
     let listeners: Vec<_> =
         (0..processes).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();

@@ -172,8 +172,8 @@ mod tests {
     fn a_device_without_room_is_told_with_flags() {
         let said = |backend, precision, memory| {
             let full = KernelError::OutOfMemory { bytes: 7, device: "NVIDIA H200".to_owned() };
-            let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
-            let error = ClusterError::Failed { who, exit_class, cause: Arc::new(full) };
+            let (actor, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
+            let error = ClusterError::Failed { actor, exit_class, cause: Arc::new(full) };
             let arguments = DeviceArguments { backend, precision };
             let ways = arguments.ways(vec!["shorten it".to_owned()], memory);
             one_line(advise(error.into(), ways, memory).as_ref())

@@ -14,7 +14,7 @@ use super::output::note_line;
 use crate::cluster::{Classified, ClusterError, ExitClass};
 use crate::error::JobError;
 
-/// What the program answers to whoever started it.
+/// The program's answer to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExitCode(u8);
 
@@ -104,7 +104,7 @@ pub(crate) fn wrong_flags(error: &clap::Error) -> ExitCode {
         DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
     };
     if let DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion = error.kind() {
-        // Help that nobody reads is not worth a message.
+        // Help without a reader is not worth a message.
         let _ = error.print();
         return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_FLAG));
     }

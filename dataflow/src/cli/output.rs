@@ -1,4 +1,4 @@
-//! Standard output and standard error, which may be a full disk or a pipe that nobody reads.
+//! Standard output and standard error, which may be a full disk or a pipe without a reader.
 //!
 //! `println!` and `eprintln!` panic there. Results that cannot be printed are an error of the program; words beside
 //! them are not worth one.

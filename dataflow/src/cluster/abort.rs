@@ -73,9 +73,9 @@ impl Abort {
         }
     }
 
-    /// Ends the run with the failure of `who`, unless an earlier error already has.
-    pub fn fail(&self, who: Actor, failure: impl Into<Failure>) {
-        self.abort(failure.into().into_error(who));
+    /// Ends the run with the failure of `actor`, unless an earlier error already has.
+    pub fn fail(&self, actor: Actor, failure: impl Into<Failure>) {
+        self.abort(failure.into().into_error(actor));
     }
 
     /// Ends the run with `error` unless another error explains it within a second and a half.
@@ -149,30 +149,30 @@ impl Abort {
         F: FnOnce() -> Result<(), Failure> + Send + 'static,
     {
         let abort = self.clone();
-        let who = Actor::Thread(name.to_string());
-        let presence = self.board().join(who.clone(), Rhythm::Jobs);
+        let actor = Actor::Thread(name.to_string());
+        let presence = self.board().join(actor.clone(), Rhythm::Jobs);
         std::thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
                 presence.begin();
-                abort.catch(who, work);
+                abort.catch(actor, work);
                 drop(presence);
             })
             .map_err(ClusterError::spawn(name))
     }
 
-    /// Runs `work`; its error or panic ends the run as one of `who`.
+    /// Runs `work`; its error or panic ends the run as one of `actor`.
     pub(super) fn catch<R>(
         &self,
-        who: Actor,
+        actor: Actor,
         work: impl FnOnce() -> Result<R, Failure>,
     ) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(result)) => return Some(result),
-            Ok(Err(failure)) => self.fail(who, failure),
+            Ok(Err(failure)) => self.fail(actor, failure),
             Err(payload) => {
                 let message = panic_message(payload.as_ref());
-                self.abort(ClusterError::Panicked { who, message });
+                self.abort(ClusterError::Panicked { actor, message });
             }
         }
         None
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     fn panicked(message: &str) -> ClusterError {
-        ClusterError::Panicked { who: Actor::Worker(0), message: message.into() }
+        ClusterError::Panicked { actor: Actor::Worker(0), message: message.into() }
     }
 
     #[test]

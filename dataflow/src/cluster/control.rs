@@ -1,4 +1,4 @@
-//! The control connections: heartbeats, goodbyes, and the first error of whoever fails.
+//! The control connections: heartbeats, goodbyes, and the first error of a worker that fails.
 //!
 //! One connection for each pair of processes, beside timely's. A reader thread for each peer
 //! listens; one monitor thread does all the writing, so that frames never mix:
@@ -116,7 +116,7 @@ impl Control {
         let (orders, received) = mpsc::channel();
         let (order, waiting) = (orders.clone(), Arc::downgrade(&shared));
         abort.on_abort(move || {
-            // The monitor may be gone already: then there is nobody left to tell.
+            // The monitor may be gone already: then there is nothing left to tell.
             let _ = order.send(Order::TellAbort);
             if let Some(shared) = waiting.upgrade() {
                 // Under the lock, so that `finish` cannot miss it between its check and its wait.

@@ -38,8 +38,8 @@ impl Workers {
         worker: &mut Worker,
         work: impl FnOnce(&mut WorkerContext<'_>) -> Result<R, Failure>,
     ) -> Option<R> {
-        let who = Actor::Worker(worker.index());
-        let presence = self.abort.board().join(who.clone(), Rhythm::Turns);
+        let actor = Actor::Worker(worker.index());
+        let presence = self.abort.board().join(actor.clone(), Rhythm::Turns);
         presence.begin();
         if let Some(trace) = self.abort.board().trace.get() {
             trace.follow(worker);
@@ -47,7 +47,7 @@ impl Workers {
         let mut context = WorkerContext { worker, of: self.clone(), presence };
         let thread = std::thread::current();
         self.abort.on_abort(move || thread.unpark());
-        let result = self.abort.catch(who, || {
+        let result = self.abort.catch(actor, || {
             let result = work(&mut context)?;
             context.run_until_done()?;
             progress::enter(Phase::WaitingForEnd, progress::step());

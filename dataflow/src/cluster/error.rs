@@ -63,10 +63,10 @@ impl fmt::Display for Actor {
 #[non_exhaustive]
 pub enum ClusterError {
     /// A worker's closure or a guarded thread returned an error.
-    #[error("{who} failed")]
+    #[error("{actor} failed")]
     Failed {
-        /// Who returned it.
-        who: Actor,
+        /// The worker or thread that returned it.
+        actor: Actor,
         /// What a restart would do about it.
         exit_class: ExitClass,
         /// The error itself.
@@ -74,10 +74,10 @@ pub enum ClusterError {
         cause: SharedError,
     },
     /// A worker (its closure or an operator) or a guarded thread panicked.
-    #[error("{who} panicked: {message}")]
+    #[error("{actor} panicked: {message}")]
     Panicked {
-        /// Who panicked.
-        who: Actor,
+        /// The worker or thread that panicked.
+        actor: Actor,
         /// The panic's message.
         message: String,
     },

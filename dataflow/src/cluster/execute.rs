@@ -132,8 +132,8 @@ impl WorkerContext<'_> {
         name: &str,
         work: impl FnOnce() -> Result<R, Failure> + Send,
     ) -> Result<R, Failure> {
-        let who = super::error::Actor::Thread(format!("{name}-{}", self.worker.index()));
-        let presence = self.of.abort.board().join(who, super::progress::Rhythm::Jobs);
+        let actor = super::error::Actor::Thread(format!("{name}-{}", self.worker.index()));
+        let presence = self.of.abort.board().join(actor, super::progress::Rhythm::Jobs);
         let worker = std::thread::current();
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || {

@@ -57,9 +57,9 @@ impl Failure {
         self.cause.as_ref()
     }
 
-    /// The same failure as the error of `who`.
-    pub(super) fn into_error(self, who: Actor) -> ClusterError {
-        ClusterError::Failed { who, exit_class: self.exit_class, cause: self.cause.into() }
+    /// The same failure as the error of `actor`.
+    pub(super) fn into_error(self, actor: Actor) -> ClusterError {
+        ClusterError::Failed { actor, exit_class: self.exit_class, cause: self.cause.into() }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Every process listens at its own address, connects to the processes of lower index and accepts
 //! those of higher index: one control and one data connection for each pair. A connection begins
 //! with a handshake that proves that both ends know the secret of the cluster
-//! ([`Channel`]); then both sides say who they are, how they were started and what their identity
+//! ([`Channel`]); then both sides say which process they are, how they were started and what their identity
 //! is, and compare ([`Hello`]). A stranger is dropped without an answer; it delays no process, as
 //! each greeting has its own thread and a time limit, and there are never many
 //! ([`Greetings`]). Everything ends at one deadline, with an error that names the processes that are missing.
@@ -30,7 +30,7 @@ use super::secret::Secret;
 use super::{Admission, ClusterSettings};
 use crate::printable::printable;
 
-/// How long a caller has to say who it is.
+/// How long a caller has to say which process it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -157,7 +157,7 @@ pub(super) fn meet(
         .and_then(|()| meeting.gather(deadline, abort, control, &received, &mut unaware));
     if let Err(error) = &result {
         abort.abort(error.clone());
-        // After the whole deadline there is nobody left to wait for.
+        // After the whole deadline there is no process left to wait for.
         if !matches!(error, ClusterError::Unreachable { .. }) {
             meeting.linger(control, &received, unaware);
         }
@@ -203,7 +203,7 @@ impl Meeting {
     }
 
     fn report(&self, event: Event) {
-        // Nobody listens any more once the meeting is over.
+        // No thread listens any more once the meeting is over.
         let _ = self.events.send(event);
     }
 
@@ -255,7 +255,7 @@ impl Meeting {
     }
 
     /// Keeps meeting processes for a moment after a failure: `control` tells each of them the
-    /// error. Whoever is not met would look for us until its own deadline.
+    /// error. A process that is not met would look for this one until its own deadline.
     fn linger(&self, control: &Control, received: &Receiver<Event>, mut unaware: BTreeSet<usize>) {
         let end = Instant::now() + LINGER;
         while !unaware.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! The supervisor runs no workers. It starts the processes, introduces them to each other, keeps a
 //! connection to each (their [`Lifeline`](super::Lifeline)), and waits. Processes end each other
-//! by themselves when one fails; whoever is left a grace period later, or has stopped sending
+//! by themselves when one fails; what is left a grace period later, or has stopped sending
 //! signs of life, is killed. All of them are gone when [`Supervisor::run`] returns, also on error
 //! and on panic; if the supervisor itself is killed, their lifelines tell them.
 
@@ -126,7 +126,7 @@ pub struct StopHandle {
 impl StopHandle {
     /// Tells every process to stop at the next opportunity.
     pub fn stop(&self) {
-        // A supervisor that has returned has nobody left to tell.
+        // A supervisor that has returned is told nothing.
         let _ = self.events.send(Event::Stop);
     }
 
@@ -319,7 +319,7 @@ impl Family {
                 Err(_) => {}
             }
             let now = Instant::now();
-            // Whoever was stopped together with us gets another deadline.
+            // A process that was stopped together with this one gets another deadline.
             let overslept = now - looked > self.settings.silence_deadline / 3;
             looked = now;
             self.reap(now)?;

@@ -42,7 +42,7 @@ pub enum Communicators<B: Backend> {
         local: (Ends<LocalRank<B>>, usize),
         /// Where one of them lacks it.
         otherwise: Ends<Host<B>>,
-        /// Who holds the parameters.
+        /// Which workers hold the parameters.
         together: Together<B>,
     },
     /// Bytes go through the host's memory and timely's connections.

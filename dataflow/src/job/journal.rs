@@ -99,7 +99,7 @@ impl Journal {
         })
     }
 
-    /// What is written down, for those who wait for it.
+    /// What is written down, for threads that wait for it.
     pub fn written(&self) -> Written {
         self.written.clone()
     }

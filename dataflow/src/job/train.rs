@@ -137,7 +137,7 @@ pub struct TrainOptions {
 }
 
 impl TrainOptions {
-    /// `threads` workers in this process alone, observed by nobody.
+    /// `threads` workers in this process alone, without an observer.
     pub fn threads(threads: usize) -> Self {
         Self {
             cluster: ClusterSettings::threads(threads),
@@ -306,8 +306,8 @@ mod tests {
 
     fn failed(cause: KernelError) -> JobError {
         let cause = Arc::new(ModelError::from(cause));
-        let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
-        ClusterError::Failed { who, exit_class, cause }.into()
+        let (actor, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
+        ClusterError::Failed { actor, exit_class, cause }.into()
     }
 
     #[test]

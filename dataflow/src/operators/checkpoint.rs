@@ -362,7 +362,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
         let worker = scope.index();
-        let who = Actor::Worker(worker);
+        let actor = Actor::Worker(worker);
         let (abort, arenas) = (thread.abort().clone(), Arc::clone(thread.arenas()));
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = None;
@@ -372,11 +372,11 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
                 match Companion::start(&abort, name, phase, wake, body) {
                     Ok(writer) => state = Some(State::new(writer, plan, worker, arenas, writers)),
-                    Err(error) => abort.fail(who.clone(), error),
+                    Err(error) => abort.fail(actor.clone(), error),
                 }
             }
             None if worker == 0 && plan.checkpoints != CheckpointCuts::Never => {
-                abort.fail(who.clone(), GraphError::NoSink);
+                abort.fail(actor.clone(), GraphError::NoSink);
             }
             _ => {}
         }
@@ -421,7 +421,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                     state.hand_over()
                 };
                 if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     state = None;
                 } else if state.is_none() {
                     reports.for_each(|_time, _reports| ());
@@ -430,7 +430,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                         if !is_writer {
                             let destination = chunk.header().map_or(0, |it| route.of(it));
                             abort.fail(
-                                who.clone(),
+                                actor.clone(),
                                 CollectiveError::Misrouted { destination, worker },
                             );
                         }

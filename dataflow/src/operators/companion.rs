@@ -89,13 +89,13 @@ pub(super) struct OperatorGone;
 
 /// Why a companion ends before its jobs do.
 pub(super) enum Stopped {
-    /// The operator is gone, or whoever shares the work with it: nobody wants more.
+    /// The operator is gone, or a thread that shares its work: no more is wanted.
     Unwanted,
     Failed(Failure),
 }
 
 impl Stopped {
-    /// What the companion answers: that nobody wants more is no failure of its own.
+    /// What the companion answers: that no more is wanted is no failure of its own.
     pub(super) fn into_result(self) -> Result<(), Failure> {
         match self {
             Self::Unwanted => Ok(()),
@@ -205,9 +205,9 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
     fn suspect(&mut self) {
         if !self.gone {
             self.gone = true;
-            let who = Actor::Thread(self.name.clone());
+            let actor = Actor::Thread(self.name.clone());
             let message = "it ended before its operator".to_owned();
-            self.abort.suspect(ClusterError::Panicked { who, message });
+            self.abort.suspect(ClusterError::Panicked { actor, message });
         }
     }
 }

@@ -196,7 +196,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
         let mut reports = builder.new_input_connection(reports, Pipeline, no_path.clone());
         let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
         source.set_wake(super::wake(self, &builder.operator_info()));
-        let (who, abort) = (Actor::Worker(self.index()), abort.clone());
+        let (actor, abort) = (Actor::Worker(self.index()), abort.clone());
         let own = evaluation.worker_grains(&plan.batch, self.index(), self.peers());
         let mut cutter = Some(EvaluationCutter::new(evaluation, Arc::clone(plan), own));
         builder.build(move |mut capabilities| {
@@ -230,7 +230,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                     Ok(())
                 };
                 if let Some(Err(failure)) = cutter.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     cutter = None;
                 }
             }
@@ -245,7 +245,7 @@ pub trait Evaluate<'scope> {
     ///
     /// # Contract
     /// - Input: the losses of all grains, exchanged to worker 0.
-    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them; the requests'
+    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the requests'
     ///   stand for themselves, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
     ///
@@ -297,7 +297,7 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
     ) -> StreamVec<'scope, u64, EvaluationReport> {
-        let who = Actor::Worker(self.scope().index());
+        let actor = Actor::Worker(self.scope().index());
         let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
         let of_samples = evaluation.sample_grains(&plan.batch) as u64;
         let plan = Arc::clone(plan);
@@ -323,7 +323,7 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
                     let result = result.and_then(|report| with_requests(report, requests));
                     match result {
                         Ok(report) => output.session(&time).give(report),
-                        Err(error) => abort.fail(who.clone(), error),
+                        Err(error) => abort.fail(actor.clone(), error),
                     }
                 });
             }

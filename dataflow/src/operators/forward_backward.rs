@@ -235,14 +235,14 @@ impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Gr
         for input in 1..4 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
-        let who = Actor::Worker(scope.index());
+        let actor = Actor::Worker(scope.index());
         let abort = abort.clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let place = (scope.index(), scope.peers());
         let mut state = match State::start(compute, plan, evaluation, &abort, place, wake) {
             Ok(state) => Some(state),
             Err(failure) => {
-                abort.fail(who.clone(), failure);
+                abort.fail(actor.clone(), failure);
                 None
             }
         };
@@ -329,7 +329,7 @@ impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Gr
                     Ok(())
                 };
                 if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     state = None;
                 }
             }

@@ -187,7 +187,7 @@ mod tests {
         (held, memories)
     }
 
-    /// Every element that a block reads comes from one that holds it, once, whoever owns what, and whatever the precision.
+    /// Every element that a block reads comes from one that holds it, once, for any owners and any precision.
     #[test]
     fn every_element_that_is_read_comes_from_its_holder() {
         every_element_comes::<Cpu>();

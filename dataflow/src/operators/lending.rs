@@ -2,7 +2,7 @@
 //!
 //! The optimizer thread of a worker owns parameters. It lends them to device threads for a step, which give them back when they
 //! have enqueued all of it; each gives an event along, and the other's device stream waits for that. So the host waits for no
-//! device, and nobody locks: who holds what is a matter of who was sent it.
+//! device, and there is no lock: a buffer is held where it was sent.
 //!
 //! A worker whose parameters are all there lends them to its own device thread alone. Where the workers of a process hold them
 //! together, each lends its part to the device threads of all: they read it where it is.

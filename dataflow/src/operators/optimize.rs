@@ -108,7 +108,7 @@ pub trait Optimize<'scope> {
     /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then a ticket for each bucket, in one order that
     ///   all workers have, the last that became final first.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
-    ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
+    ///   squares in f64; the loss is a tree over lanes. None depends on which worker owns what.
     /// - Memory: the optimizer thread holds masters, states and mean gradients of what is owned.
     /// - After a cut a bucket is updated again only once its state was taken.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
@@ -213,7 +213,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
 
-        let who = Actor::Worker(scope.index());
+        let actor = Actor::Worker(scope.index());
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = thread.end(wake, StateJob::AnswerUpdates).map(|thread| State {
@@ -301,7 +301,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                     Ok(())
                 };
                 if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     state = None;
                 }
             }

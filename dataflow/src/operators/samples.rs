@@ -204,14 +204,14 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
         let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
         let mut reports = builder.new_input_connection(reports, Pipeline, [(0, Antichain::new())]);
         source.set_wake(super::wake(self, &builder.operator_info()));
-        let who = Actor::Worker(self.index());
+        let actor = Actor::Worker(self.index());
         let (plan, abort) = (Arc::clone(plan), abort.clone());
         let lanes = plan.batch.worker_lanes(self.index(), self.peers());
         builder.build(move |mut capabilities| {
             let mut cutter = match lanes {
                 Ok(lanes) => Some(GrainCutter::new(plan, lanes)),
                 Err(error) => {
-                    abort.fail(who.clone(), error);
+                    abort.fail(actor.clone(), error);
                     None
                 }
             };
@@ -251,7 +251,7 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
                     Ok(())
                 };
                 if let Some(Err(failure)) = cutter.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     cutter = None;
                 }
             }

@@ -271,7 +271,7 @@ impl<'scope> Snapshot<'scope> for StreamVec<'scope, u64, Ticket> {
         for input in 0..3 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
-        let who = Actor::Worker(scope.index());
+        let actor = Actor::Worker(scope.index());
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let schedule =
@@ -332,7 +332,7 @@ impl<'scope> Snapshot<'scope> for StreamVec<'scope, u64, Ticket> {
                     Ok(())
                 };
                 if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
-                    abort.fail(who.clone(), failure);
+                    abort.fail(actor.clone(), failure);
                     state = None;
                 }
             }

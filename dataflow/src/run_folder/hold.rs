@@ -1,7 +1,7 @@
 //! The hold on a folder of this machine: a lock on a file in it, which the kernel releases with the process.
 //!
-//! The file stays when the hold ends: what it says is who held it last. A copy of the folder has a file of its own, which
-//! nobody holds; other names of the folder lead to the same file. A hold is of the file, so it is lost with the name:
+//! The file stays when the hold ends: it says which process held it last. A copy of the folder has a file of its own, which
+//! no process holds; other names of the folder lead to the same file. A hold is of the file, so it is lost with the name:
 //! [`Hold::check`] says whether the folder is still where it was.
 //!
 //! Below the holder stands a token that is new each time. A process that finds the token of another in the file that it
@@ -107,7 +107,7 @@ pub(super) fn shows(folder: &Path, token: &str) -> bool {
     read.is_ok() && text.lines().nth(1) == Some(token)
 }
 
-/// Writes down who holds it.
+/// Writes down the holder.
 fn sign(mut lock: &File, token: &str) -> std::io::Result<()> {
     let name = format!("process {} on {}", std::process::id(), host());
     lock.set_len(0)?;
@@ -117,7 +117,7 @@ fn sign(mut lock: &File, token: &str) -> std::io::Result<()> {
     lock.sync_data()
 }
 
-/// Who holds a lock, as it wrote down.
+/// The holder of a lock, as it wrote down.
 fn holder(lock: &mut File) -> String {
     let mut name = String::new();
     let read = lock.rewind().and_then(|()| lock.take(LONGEST_NAME_BYTES).read_to_string(&mut name));

@@ -40,8 +40,8 @@ fn an_error_of_one_worker_ends_every_thread() {
         Ok(context.run_until_done()?)
     };
     let error = soon(|| execute(ClusterSettings::threads(3), work)).unwrap_err();
-    let ClusterError::Failed { who, exit_class, cause } = &error else { panic!("{error:?}") };
-    assert_eq!((who, exit_class), (&Actor::Worker(2), &ExitClass::FixInput));
+    let ClusterError::Failed { actor, exit_class, cause } = &error else { panic!("{error:?}") };
+    assert_eq!((actor, exit_class), (&Actor::Worker(2), &ExitClass::FixInput));
     assert!(cause.downcast_ref::<std::io::Error>().is_some(), "the caller gets its own error back");
     assert_eq!(error.with_causes(), "worker 2 failed: row 7 is outside the vocabulary");
 }

@@ -53,7 +53,7 @@ fn what_is_stuck_is_named_with_its_step() {
         (Stuck::Source, "has stood still", "in step 3: reading samples"),
         (Stuck::Operator, "worker 0 has stood still", "inside an operator"),
     ];
-    for (stuck, who, what) in cases {
+    for (stuck, actor, what) in cases {
         for workers in [1, 2] {
             let text = words(&Run {
                 workers,
@@ -63,7 +63,7 @@ fn what_is_stuck_is_named_with_its_step() {
                 stuck: Some(stuck),
                 ..Run::default()
             });
-            assert!(text.contains(who) && text.ends_with(what), "{stuck:?}: {text}");
+            assert!(text.contains(actor) && text.ends_with(what), "{stuck:?}: {text}");
         }
     }
 }

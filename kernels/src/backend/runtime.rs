@@ -182,7 +182,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// `elements` zeros in pinned host memory, for this device and every other of the process.
     fn pinned<T: Element>(&self, elements: usize) -> Result<Self::Pinned<T>>;
 
-    /// What pinned memory holds. Waits for the copies into it, so that a caller who must not wait asks an event first.
+    /// What pinned memory holds. Waits for the copies into it, so that a caller that must not wait asks an event first.
     fn pinned_values<'a, T: Element>(&self, pinned: &'a Self::Pinned<T>) -> Result<&'a [T]>;
 
     /// What pinned memory holds, to be changed. Waits for the copies into it and from it.

@@ -138,7 +138,7 @@ unsafe impl Sync for Storage {}
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and nobody names it any more.
+        // SAFETY: it was allocated with this layout, and nothing names it any more.
         unsafe { dealloc(self.first.as_ptr(), self.layout) };
     }
 }

@@ -1,4 +1,4 @@
-//! Queues whose steps run later, in an order that nobody promised.
+//! Queues whose steps run later, in an order that no interface promises.
 //!
 //! A GPU runs what is enqueued when it gets to it, and its queues know nothing of each other. Emulators that share a [`Schedule`]
 //! do the same: a step waits until the host waits for something, and then the next queue to run is drawn at random. So what
@@ -178,7 +178,7 @@ impl ScheduledQueue {
 
 impl Drop for ScheduledQueue {
     fn drop(&mut self) {
-        // An error was nobody's to hear.
+        // No caller is left to hear of an error.
         let _ = self.finish();
         self.schedule.state().queues.remove(&self.index);
     }

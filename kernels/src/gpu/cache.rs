@@ -4,7 +4,7 @@
 //! time. A cache that cannot be read or written only costs compile time.
 //!
 //! A file ends with the checksum of what stands before it: one that was cut short or damaged is as good as absent, because what
-//! a driver makes of a broken image nobody knows. Whatever loads a library from its path does not look past its own end.
+//! a driver makes of a broken image is not known. Whatever loads a library from its path does not look past its own end.
 
 use std::io::Write;
 use std::path::PathBuf;

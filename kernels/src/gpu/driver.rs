@@ -31,7 +31,7 @@ impl Address {
 pub enum Timing {
     /// It does.
     Noted,
-    /// Nobody asks.
+    /// No work asks for it.
     Unknown,
 }
 

@@ -110,7 +110,7 @@ impl<D: Driver> GpuStream<D> {
         D::address(&self.faults)
     }
 
-    /// At least `bytes` bytes of scratch, whose contents nobody has promised. It grows to the largest that was
+    /// At least `bytes` bytes of scratch, of any contents. It grows to the largest that was
     /// asked for, and so stays where it is once every shape has been seen.
     ///
     /// # Errors

@@ -79,7 +79,7 @@ pub fn generate_batch<B: Backend>(
     // All are looked at before any is continued.
     for prompt in prompts {
         model.check_prompt(prompt.tokens)?;
-        // The last new token is nobody's past.
+        // The last new token is in no token's past.
         let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
         let positions = prompt.tokens.len() + most.saturating_sub(1);
         if positions > sequences.room().positions {

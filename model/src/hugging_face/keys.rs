@@ -1,7 +1,7 @@
 //! Reading a JSON object key by key, so that every complaint names the file and the key.
 //!
-//! A derived `Deserialize` would say `invalid type: string "x", expected usize at line 3 column 20`; whoever
-//! edits a `config.json` by hand needs the key. Unknown keys are left alone: these files hold many.
+//! A derived `Deserialize` would say `invalid type: string "x", expected usize at line 3 column 20`; an
+//! editor of a `config.json` needs the key. Unknown keys are left alone: these files hold many.
 
 use std::ops::RangeInclusive;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Reading tensors from `.safetensors` files, one or several, as fp32 and a piece at a time.
 //!
 //! Opening reads the headers only and checks them against the sizes of the files, so that a truncated or damaged file is
-//! refused before anything is allocated for it. Files may be mapped by nobody else and changed by anybody, hence
+//! refused before anything is allocated for it. Another program may change a file that is mapped, hence
 //! plain reads instead of memory maps: a file cut short under us is an error, not a signal.
 
 use std::collections::BTreeMap;

@@ -30,7 +30,7 @@ impl<B: Backend> LanguageModel<B> {
         self.check_vocabulary(tokens)
     }
 
-    /// How many of `asked` tokens a prompt of `prompt` tokens can be continued by. The last of them is nobody's past, and
+    /// How many of `asked` tokens a prompt of `prompt` tokens can be continued by. The last of them is in no token's past, and
     /// needs no position.
     pub fn most_new_tokens(&self, prompt: usize, asked: usize) -> usize {
         let left = |count: usize| (count + 1).saturating_sub(prompt);

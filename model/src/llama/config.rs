@@ -37,7 +37,7 @@ pub struct LlamaConfig {
     pub norm_eps: f64,
     /// Whether the head reads the embedding table or a table of its own, `lm_head`.
     pub tie_embeddings: bool,
-    /// The tokens that files name for whoever generates; no kernel reads them.
+    /// The tokens that files name for generation; no kernel reads them.
     pub special_tokens: SpecialTokens,
 }
 

@@ -32,7 +32,7 @@ pub struct Mamba2Config {
     pub tie_embeddings: bool,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
-    /// The tokens that files name for whoever generates; no kernel reads them.
+    /// The tokens that files name for generation; no kernel reads them.
     pub special_tokens: SpecialTokens,
 }
 

@@ -285,7 +285,7 @@ fn measure<B: Backend>(
         };
         let seen = Arc::new(Mutex::new(Seen::default()));
         let (reports, abort) = (Arc::clone(&seen), context.abort().clone());
-        let who = Actor::Worker(context.index());
+        let actor = Actor::Worker(context.index());
         context.dataflow::<u64, _, _>(|scope| {
             let source = MadeUpSamples { vocab_size, tokens: positions + 1, requested: Vec::new() };
             training.build(scope, source, None).reports.inspect(move |report| {
@@ -297,7 +297,7 @@ fn measure<B: Backend>(
                 }
                 if report.last {
                     let looked = seen.look_at(backend.as_ref(), profiled);
-                    looked.unwrap_or_else(|error| abort.fail(who.clone(), error));
+                    looked.unwrap_or_else(|error| abort.fail(actor.clone(), error));
                 }
             });
         });

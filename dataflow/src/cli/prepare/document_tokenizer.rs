@@ -54,7 +54,7 @@ impl DocumentTokenizer {
     /// Opens a tokenizer.json, or the one in a folder.
     ///
     /// # Errors
-    /// A file that is none, one that gives other tokens each time, and one of which nobody knows what ends a document.
+    /// A file that is none, one that gives other tokens each time, and one that does not say what ends a document.
     pub(super) fn open(
         path: &Path,
         eos_token: Option<&str>,

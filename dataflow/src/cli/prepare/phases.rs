@@ -27,7 +27,7 @@ pub(super) struct Phases {
 enum To {
     Terminal,
     Log,
-    Nobody,
+    Nowhere,
 }
 
 impl Phases {
@@ -40,12 +40,12 @@ impl Phases {
 
     /// Nowhere: another process shows it.
     pub(super) fn silent() -> Phases {
-        Phases { bar: ProgressBar::hidden(), to: To::Nobody, phase: None, shown: None }
+        Phases { bar: ProgressBar::hidden(), to: To::Nowhere, phase: None, shown: None }
     }
 
     /// Shows how far it is, and says whether to go on.
     pub(super) fn show(&mut self, now: Progress, stop: &StopRequest) -> ControlFlow<()> {
-        if self.to != To::Nobody {
+        if self.to != To::Nowhere {
             self.draw(now);
         }
         match stop.is_asked() {

@@ -99,7 +99,7 @@ impl<B: Backend> BucketSums<B> {
         Ok(sink)
     }
 
-    /// Zeros for a bucket, in memory that nobody reads any more.
+    /// Zeros for a bucket, in memory that has no reader any more.
     fn open(&mut self, device: &mut Device<'_, B>, bucket: usize) -> Result<(), Stopped> {
         let Device { backend, stream } = device;
         let need = &self.memory.buckets()[bucket];

@@ -16,7 +16,7 @@ pub(super) struct OwnedBucket {
     pub(super) part: OwnedPart,
     /// Where it begins in the gradient arena of a worker that is alone, for each use.
     pub(super) slots: Vec<usize>,
-    /// Who owns which elements of the bucket.
+    /// Which worker owns which elements of the bucket.
     pub(super) cut: Cut,
     /// What is gathered of it, and beside that what is there once more in fp32; nothing where a worker has no counterparts but itself.
     pub(super) gathered: Option<Gathered>,

@@ -2,7 +2,7 @@
 //!
 //! It has a device stream of its own, beside the one that computes: sums of gradients are formed there while the rest of the
 //! backward pass still runs. What it is told is about whole buckets; what it computes is computed element by element, or chunk
-//! by chunk, so that how chunks are put together, and who owns them, changes no bit.
+//! by chunk, so that how chunks are put together, and which worker owns them, changes no bit.
 
 use std::sync::Arc;
 

@@ -73,7 +73,7 @@ pub(super) enum Sight {
 pub(super) struct QueryTile {
     /// The position of the first.
     pub(super) first: usize,
-    /// How many there are; the lanes after them repeat what the last sees, and nobody reads what they give.
+    /// How many there are; the lanes after them repeat what the last sees, and their results are not read.
     pub(super) count: usize,
     /// Vectors that hold them.
     pub(super) vectors: usize,

@@ -48,7 +48,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// No rows: what a kernel is given for an output that nobody asked for.
+    /// No rows: what a kernel is given for an output that was not asked for.
     pub(super) const NONE: Self = Self { first: Address::NULL, stride: 0 };
 }
 

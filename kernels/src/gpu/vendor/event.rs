@@ -27,7 +27,7 @@ struct Spare(RawEvent);
 // SAFETY: any thread may use an event.
 unsafe impl Send for Spare {}
 
-/// Events whose points nobody asks for any more. A stream that was told to wait for such a point still does: it is told of the
+/// Events whose points are not asked for any more. A stream that was told to wait for such a point still does: it is told of the
 /// point, not of the event.
 #[derive(Default)]
 pub(super) struct SpareEvents {
@@ -63,7 +63,7 @@ impl SpareEvents {
     pub(super) fn destroy(&self, table: &Table) {
         for timing in [Timing::Noted, Timing::Unknown] {
             for Spare(event) in self.of(timing).drain(..) {
-                // SAFETY: nobody has the event. A failure leaves nothing to do.
+                // SAFETY: nothing else has the event. A failure leaves nothing to do.
                 let _ = unsafe { (table.event_destroy)(event) };
             }
         }

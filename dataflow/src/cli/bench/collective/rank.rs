@@ -25,7 +25,7 @@ const TOGETHER: usize = 8;
 struct Bucket {
     /// Its elements of the arena.
     range: Range<usize>,
-    /// Who owns which of them.
+    /// Which worker owns which of them.
     cut: Cut,
     /// The elements of the arena that this rank owns of it.
     own: Range<usize>,

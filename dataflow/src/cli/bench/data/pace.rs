@@ -136,7 +136,7 @@ impl<T: Read> Consumer<T> {
             };
             // Plans here have no end.
             let Some(item) = item else { break };
-            // Looked at, so that nothing is read for nobody.
+            // Looked at, so that nothing is read in vain.
             let item = std::hint::black_box(item?);
             taken += item.count();
             self.bytes += item.bytes();
