@@ -241,6 +241,8 @@ mod tests {
         contains(&records[2], &[b"\x0a\x0atrain/loss\x15", &2.5_f32.to_le_bytes()[..]].concat());
         contains(&records[2], b"train/tokens_per_second");
         let loss = [b"\x0a\x0fevaluation/loss\x15", &2.25_f32.to_le_bytes()[..]].concat();
-        ends_with(&records[3], &loss);
+        contains(&records[3], &loss);
+        let score = [b"\x0a\x13evaluation/piqa/acc\x15", &0.5_f32.to_le_bytes()[..]].concat();
+        ends_with(&records[3], &score);
     }
 }

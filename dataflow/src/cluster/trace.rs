@@ -6,7 +6,7 @@
 //!
 //! The format is the JSON array of the Trace Event Format (Google, "Trace Event Format", 2016), of complete events (`"ph": "X"`) with
 //! microseconds. Spans are written as they end, whole lines at a time: of a process that is killed the file lacks its last spans and the
-//! closing bracket, which the format allows. Memory is bounded by [`BUFFERED_BYTES`].
+//! closing bracket, which the format allows. Memory is bounded by `BUFFERED_BYTES`.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

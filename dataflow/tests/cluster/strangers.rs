@@ -66,8 +66,9 @@ fn a_process_with_another_secret_is_no_peer_and_both_say_what_may_be_wrong() {
     let (secret, another) = (Secret::generate().unwrap(), Secret::generate().unwrap());
     for admission in [Admission::Secret(another), Admission::LoopbackOnly] {
         let mut all = secret_settings(&secret);
-        all[0].connect_deadline = Duration::from_millis(500);
-        all[1].connect_deadline = Duration::from_millis(300);
+        // Long enough for a machine at work: without a greeting, both would only say that time has passed.
+        all[0].connect_deadline = Duration::from_millis(2_000);
+        all[1].connect_deadline = Duration::from_millis(1_500);
         all[1].admission = admission;
         for result in soon(|| cluster(all, exchange_sums)) {
             let error = result.unwrap_err();
