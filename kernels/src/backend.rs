@@ -11,12 +11,11 @@
 //!
 //! # What every kernel promises
 //!
-//! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the
-//!   number of rows, on compute threads or on launch shape. So the microbatch is never numerics.
-//! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per
-//!   grain (`[grains, ...]`, formed from +0.0), never a sum over grains; the caller adds them to the lane
-//!   in order with [`accumulate`](Elementwise::accumulate). Kernels whose names end in `_add` add each grain's
-//!   complete gradient to the lane themselves, in order.
+//! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the number of rows, on compute
+//!   threads or on launch shape. So the microbatch is never numerics.
+//! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per grain (`[grains, ...]`, formed
+//!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](Elementwise::accumulate).
+//!   Kernels whose names end in `_add` add each grain's complete gradient to the lane themselves, in order.
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
@@ -68,8 +67,7 @@ pub trait Backend:
 
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
-    /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m,
-    /// n, nor on the element's place.
+    /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m, n, nor on the element's place.
     fn matmul(
         &self,
         stream: &mut Self::DeviceStream,
@@ -147,9 +145,8 @@ pub trait Backend:
         output: Output,
     ) -> Result<()>;
 
-    /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of
-    /// `grad_out[rows, m]` and `input[rows, k]`: the gradient of a weight. The grain's product is
-    /// formed from +0.0 and added with one rounding.
+    /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of `grad_out[rows, m]` and `input[rows, k]`: the
+    /// gradient of a weight. The grain's product is formed from +0.0 and added with one rounding.
     ///
     /// On GPUs the product of a grain of a weight of at most 2^20 elements is the sum of the products of its parts, in ascending
     /// order in fp32: parts of 4,096 rows, or where that were more than 16, of a sixteenth of the rows rounded up to a multiple of 64;
@@ -201,10 +198,7 @@ pub trait Backend:
         scale: f32,
     ) -> Result<()>;
 
-    /// [`likeliest`](Self::likeliest) of logits as activations hold them.
-    ///
-    /// # Errors
-    /// As there.
+    /// [`likeliest`](Self::likeliest) of logits as activations hold them, with its errors.
     fn likeliest_of_activations(
         &self,
         stream: &mut Self::DeviceStream,
@@ -214,10 +208,10 @@ pub trait Backend:
     ) -> Result<()>;
 
     /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
-    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
-    /// roundings in another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
-    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v
-    /// columns at most 8 v^2 2^-53 of the draws, one in 450,000 at 50,257; more where many weights are equal and `top_p` cuts among them.
+    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where roundings in
+    /// another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
+    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v columns at most 8 v^2 2^-53 of the draws, one in 450,000 at
+    /// 50,257; more where many weights are equal and `top_p` cuts among them.
     ///
     /// # Errors
     /// More or fewer tokens or uniform numbers than rows, columns that are not contiguous, settings that
@@ -232,8 +226,7 @@ pub trait Backend:
         settings: &DrawSettings,
     ) -> Result<()>;
 
-    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of
-    /// the fp32 residual stream `x[rows, d]`.
+    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of the residual stream `x[rows, d]`.
     fn rms_norm_forward(
         &self,
         stream: &mut Self::DeviceStream,
@@ -244,8 +237,7 @@ pub trait Backend:
         shape: NormShape,
     ) -> Result<()>;
 
-    /// Adds to `dx[rows, d]` (the residual's own gradient is already there) and writes
-    /// `dweight[grains, d]`.
+    /// Adds to `dx[rows, d]` (the residual's own gradient is already there) and writes `dweight[grains, d]`.
     #[allow(clippy::too_many_arguments)]
     fn rms_norm_backward(
         &self,
