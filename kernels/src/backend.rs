@@ -55,9 +55,7 @@ use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
 
-/// A device that trains: its [`Runtime`] and every kernel.
-///
-/// Dispatch is static: models are generic over their backend. See the [module](self) for what every kernel promises.
+/// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
 pub trait Backend:
     Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise
 {
