@@ -19,137 +19,149 @@
 // it is what is left of G . h', which the chunk behind knows. That loses digits only where E_L is small, and then it is small beside
 // the others; below NEGLIGIBLE it is nothing. So that errors do not add up over a long document, the first walk saves states in places,
 // and there G . h' is formed anew.
-#include "head_scan.h"
+#include "head_scan_chunk.h"
 
 namespace {
+
+typedef SplitRows<LENGTH, CHANNELS> SplitChannels;
 
 constexpr float NEGLIGIBLE = 9.313225746154785e-10f;  // 2^-30
 
 struct Shared {
-    float b[LENGTH][STATE_ROW], c[LENGTH][STATE_ROW];
-    float state[CHANNELS][STATE_ROW];  // h, or G
-    float x[LENGTH][CHANNEL_ROW], dy[LENGTH][CHANNEL_ROW];
-    float weights[LENGTH][PAIR_ROW];  // S, then [i, j] S_ij (dy_i . u_j), or [j, i] of the same
-    float mixes[LENGTH][PAIR_ROW];    // [i, j] S_ij (C_i . B_j) delta_j, or [j, i] S_ij (C_i . B_j)
+    activation b[LENGTH * STATES], c[LENGTH * STATES];
+    activation state[PARTS * CHANNELS * STATES];  // h, or G
+    activation x[LENGTH * CHANNELS];
+    activation dy[PARTS * LENGTH * CHANNELS];
     Steps steps;
-    float halves[2][2][LENGTH];        // sums of a row over either half of the channels
-    float pairs[HEAD_THREADS / 32][LENGTH]; // the first sum of q, of some rows i each
-    float rows[2][LENGTH];             // S_Lj u_j . (G . B_j), and `passed`
-    float partial[HEAD_THREADS / WARP];
+    float pairs[TILES][LENGTH];  // the first sum of q, of the positions j of a tile
+    // Of the channels of either half: S_Lj u_j . (G . B_j), and x . du.
+    float from_state[HALVES][LENGTH], of_delta[HALVES][LENGTH];
+    float passed[LENGTH];
+    float partial[WARPS];
 };
 
-DEVICE void put_dy(ChannelRows* dy, const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk) {
+DEVICE void put_dy(const SplitChannels& dy, const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk) {
     const HeadScanInputs& in = arguments.in;
-    for_each_four<LENGTH, CHANNELS, HEAD_THREADS>([&](u32 i, u32 column) {
+    for_each_four<LENGTH, CHANNELS, CHUNK_THREADS>([&](u32 i, u32 column) {
         const u32 row = chunk.row + i, columns = i < chunk.count ? my.channels : 0;
         const float* const dout = arguments.dout + (row * arguments.dout_stride + my.channel);
         const float4 gradient = four_of(dout, column, columns, in.wide != 0);
         const float4 z = four_of(place(in.z, row, my.channel), column, columns, in.wide != 0);
-        store4(&dy[i][column], make_float4(gradient.x * silu(z.x), gradient.y * silu(z.y), gradient.z * silu(z.z),
-                                           gradient.w * silu(z.w)));
+        dy.put_pair(i, column, gradient.x * silu(z.x), gradient.y * silu(z.y));
+        dy.put_pair(i, column + 2, gradient.z * silu(z.z), gradient.w * silu(z.w));
     });
 }
 
-// A head's part of dC or of dB at the thread's rows and states: what was there of the channels before, and these.
-DEVICE void put_share(const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk, const SharePart& at,
-                      u32 part, const float (&share)[SHARE_ROWS][4]) {
+// The states that are formed at once of a head's part of dC or of dB.
+constexpr u32 SHARE_TILES = STATE_TILES / HALVES < 4 ? STATE_TILES / HALVES : 4;
+
+// A head's part of dC or of dB, weights[row] (left[own rows] . state) + pairs values[positions], added to that of the channels
+// before.
+template <Triangle TRIANGLE, class Left, class Pairs>
+DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk, u32 part, const Left& left,
+                       const SplitStates& state, const float (&weights)[LENGTH], Pairs pairs,
+                       const StateRows& values) {
+    const u32 own = own_tile(), tiles = tiles_of(chunk);
+#pragma unroll 1
+    for (u32 step = 0; step < STATE_TILES / HALVES; step += SHARE_TILES) {
+        const u32 first = (own_half() * (STATE_TILES / HALVES) + step) * TILE;
+        Accumulator share[SHARE_TILES];
+        set_zero(share);
+#pragma unroll 1
+        for (u32 k = 0; k < CHANNELS; k += TILE) {
+            const auto factor = load_factor(left, own * TILE, k);
 #pragma unroll
-    for (u32 r = 0; r < SHARE_ROWS; r++) {
-        const u32 i = at.row + r * SHARE_STEP;
-        if (i >= chunk.count) continue;
-        const u64 row = static_cast<u64>(chunk.row + i) * arguments.in.heads + my.head;
-        float* const to = arguments.shares + row * STATES + at.state;
-        float before[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (part > 0) unpack(before, load4(to));
-        store4(to, make_float4(before[0] + share[r][0], before[1] + share[r][1], before[2] + share[r][2],
-                               before[3] + share[r][3]));
+            for (u32 s = 0; s < SHARE_TILES; s++) {
+                multiply_add<Stored::BY_TERM>(share[s], factor, state, k, first + s * TILE);
+            }
+        }
+        scale_rows(share, own, weights);
+        add_mixed<TRIANGLE>(share, pairs, values, first, own, tiles);
+#pragma unroll
+        for (u32 s = 0; s < SHARE_TILES; s++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i += 2) {
+                const u32 position = own * TILE + tile_row(row_slot(i));
+                if (position >= chunk.count) continue;
+                const u64 row = static_cast<u64>(chunk.row + position) * arguments.in.heads + my.head;
+                float* const to = arguments.shares + (row * STATES + (first + s * TILE + tile_column(i)));
+                Pack<2> sum{{share[s].at[i], share[s].at[i + 1]}};
+                if (part > 0) {
+                    const Pack<2> before = load_pack<2>(to);
+                    sum.at[0] += before.at[0];
+                    sum.at[1] += before.at[1];
+                }
+                store_pack<2>(to, sum);
+            }
+        }
     }
 }
 
-// Leaves the sum of a row over the eight lanes that have its channels of a half.
-DEVICE void put_half(float (&halves)[2][LENGTH], const YPart& at, u32 row, float sum) {
+// Calls `body` with each of the lane's rows and the sum over all lanes that share it, in one of them.
+template <class Body>
+DEVICE void put_row_sums(u32 own, const float (&sums)[HELD_ROWS], Body body) {
 #pragma unroll
-    for (u32 mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
-    if (threadIdx.x % 8 == 0) halves[at.half][row] = sum;
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const float sum = row_sum(sums[slot]);
+        if (first_tile_column() == 0) body(own * TILE + tile_row(slot), sum);
+    }
 }
-
-// Row `row` of what put_half left.
-DEVICE float of_halves(const float (&halves)[2][LENGTH], u32 row) { return halves[0][row] + halves[1][row]; }
 
 DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& shared, const Head& my, const Chunk& chunk,
-                          u32 part, float (&state)[STATE_CHANNELS][4]) {
+                          u32 part, State& state) {
     const HeadScanInputs& in = arguments.in;
-    const u32 channels = in_lanes(my.channels);
-    const StatePart of_state = state_part();
-    const SharePart of_share = share_part();
-    const PairPart pair = pair_part();
-    const YPart at = y_part();
+    const StateRows b(shared.b), c(shared.c);
+    const ChannelRows x(shared.x);
+    const SplitChannels dy{shared.dy};
+    const SplitStates h{shared.state};
+    const Steps& steps = shared.steps;
+    const u32 own = own_tile(), tiles = tiles_of(chunk);
     __syncthreads();  // all have done with the chunk before
-    put_state(shared.state, state, of_state);
-    put_inputs(shared.b, shared.c, shared.x, in, my, chunk);
-    put_dy(shared.dy, arguments, my, chunk);
+    put_inputs(b, c, x, in, my, chunk);
+    put_state(h, state);
+    put_dy(dy, arguments, my, chunk);
     put_steps(shared.steps, in, my, chunk);
+    copy_async_wait<0>();
     __syncthreads();  // the chunk is there
-    put_decays(shared.weights, shared.steps);
-    float cb[1][PAIRS], dyx[1][PAIRS], y[Y_ROWS][Y_COLUMNS];
-    set_zero(cb);
-    set_zero(dyx);
+    put_decays(shared.steps);
+    Accumulator y[OUT_TILES];
     set_zero(y);
-    add_dots<STATES, 1, PAIR_LANES>(cb, shared.c + pair.row, shared.b + pair.column);
-    add_dots<CHANNELS, 1, PAIR_LANES>(dyx, shared.dy + pair.row, shared.x + pair.column);
-    add_dots<STATES, 16, 16>(y, shared.c + at.row, shared.state + at.channel);
+    if (own < tiles) add_states(y, c, h, own);
     __syncthreads();  // decays are there
+    if (own < tiles) {
+        float passed[HELD_ROWS] = {};
+        scale_rows(y, own, steps.from_start);
+        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
+            const Pack<2> of_dy = dy.pair(position, channel);
+            float& sum = passed[row_slot(i)];
+            sum = fmaf(of_dy.at[1], y[tile].at[i + 1], fmaf(of_dy.at[0], y[tile].at[i], sum));
+        });
+        put_row_sums(own, passed, [&](u32 position, float sum) {
+            if (position >= chunk.count) return;
+            const u64 row = static_cast<u64>(chunk.row + position) * in.heads + my.head;
+            arguments.passed[(row * parts_of(in) + part) * HALVES + own_half()] = sum;
+        });
+        const auto mixes = [&](u32 other) { return weights_of_earlier<STATES>(steps, c, b, own, other); };
+        add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);
+        const float skip = in.d[my.head];
+        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
+            if (position >= chunk.count || channel >= my.channels) return;
+            const u32 row = chunk.row + position;
+            const bool wide = in.wide != 0;
+            const Pack<2> z = two_of(place(in.z, row, my.channel), channel, my.channels, wide);
+            const float* const of_row = arguments.dout + (row * arguments.dout_stride + my.channel);
+            const Pack<2> dout = two_of(of_row, channel, my.channels, wide), of_x = load_pack<2>(x.at(position, channel));
+            float dz[2];
 #pragma unroll
-    for (u32 c = 0; c < PAIRS; c++) {
-        const u32 j = pair.column + c * PAIR_LANES;
-        const float weight = shared.weights[pair.row][j] * shared.steps.delta[j];
-        shared.mixes[pair.row][j] = weight * cb[0][c];
-        shared.weights[pair.row][j] = weight * dyx[0][c];
+            for (u32 k = 0; k < 2; k++) {
+                dz[k] = dout.at[k] * fmaf(skip, of_x.at[k], y[tile].at[i + k]) * silu_derivative(z.at[k]);
+            }
+            put_two(place(arguments.dz, row, my.channel), channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
+        });
+        const auto weights = [&](u32 other) { return weights_of_earlier<CHANNELS>(steps, dy, x, own, other); };
+        form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, weights, b);
     }
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const u32 i = at.row + r * 16;
-        float passed = 0.0f;
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) {
-            y[r][c] *= shared.steps.from_start[i];
-            passed = fmaf(shared.dy[i][at.channel + c * 16], y[r][c], passed);
-        }
-        put_half(shared.halves[0], at, i, passed);
-    }
-    __syncthreads();  // weights and sums are there
-    if (threadIdx.x < chunk.count) {
-        const u64 own = static_cast<u64>(chunk.row + threadIdx.x) * in.heads + my.head;
-        arguments.passed[own * parts_of(in) + part] = of_halves(shared.halves[0], threadIdx.x);
-    }
-    add_mix<Triangle::LOWER, 16, 16>(y, shared.mixes + at.row, &shared.x[0][at.channel]);
-    const float skip = in.d[my.head];
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const u32 i = at.row + r * 16, row = chunk.row + i;
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) {
-            const u32 channel = at.channel + c * 16;
-            if (i >= chunk.count || channel >= channels) continue;
-            const float z = widen(*place(in.z, row, my.channel + channel));
-            const float dout = arguments.dout[row * arguments.dout_stride + my.channel + channel];
-            const float whole = fmaf(skip, shared.x[i][channel], y[r][c]);
-            *place(arguments.dz, row, my.channel + channel) = rounded(dout * whole * silu_derivative(z));
-        }
-    }
-    float share[SHARE_ROWS][4];
-    set_zero(share);
-    add_rows<Triangle::WHOLE, CHANNELS>(share, shared.dy + of_share.read, &shared.state[0][of_share.state]);
-#pragma unroll
-    for (u32 r = 0; r < SHARE_ROWS; r++) {
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) share[r][j] *= shared.steps.from_start[of_share.read + r * SHARE_STEP];
-    }
-    add_rows<Triangle::LOWER, LENGTH>(share, shared.weights + of_share.read, &shared.b[0][of_share.state]);
-    put_share(arguments, my, chunk, of_share, part, share);
-    take_state(state, shared.state, of_state);
-    move_on(state, shared.steps.from_start[LENGTH - 1], shared.steps.into_end, &shared.x[0][of_state.channel],
-            &shared.b[0][of_state.state]);
+    move_on(state, steps, steps.into_end, x, b, tiles);
 }
 
 // What the walk backwards of a head's channels carries from chunk to chunk, beside G.
@@ -158,32 +170,52 @@ struct Carried {
     float da, dd, ddelta_bias;    // a thread's sums
 };
 
-// The lanes' sums over those before them, of lanes of the same row, and their total.
-DEVICE float before_in_row(float x, float& total) {
-    const u32 lane = in_lanes(threadIdx.x % WARP), within = lane % PAIR_LANES;
-#pragma unroll
-    for (u32 step = 1; step < PAIR_LANES; step *= 2) {
-        const float other = shuffle(x, (lane - step) % WARP);
-        if (within >= step) x += other;
-    }
-    total = shuffle(x, lane | (PAIR_LANES - 1));
-    const float before = shuffle(x, (lane - 1) % WARP);
-    return within == 0 ? 0.0f : before;
+// Of a tile's row, four lanes have neighbouring runs of columns: once, or once in either half.
+constexpr u32 RUN = WARP == 32 ? 2 : 4, RUNS = WARP == 32 ? 2 : 1;
+DEVICE constexpr u32 run_element(u32 run, u32 slot, u32 k) { return WARP == 32 ? run * 4 + slot * 2 + k : k; }
+
+// What a lane's run has behind it in its row, and the sum of the row's four runs in `total`.
+DEVICE float behind_in_row(float own, float& total) {
+    const u32 lane = lane_of_warp(), place = WARP == 32 ? lane % 4 : lane / 16;
+    const float near = shuffle_xor(own, WARP == 32 ? 1 : 16), both = own + near;
+    const float far = shuffle_xor(both, WARP == 32 ? 2 : 32);
+    total = both + far;
+    return (place < 2 ? far : 0.0f) + (place % 2 == 0 ? near : 0.0f);
 }
 
-// The first sum of q, of the team's rows: over j < t of each row i >= t.
-DEVICE void put_pairs(Shared& shared, const PairPart& pair, const float (&products)[PAIRS]) {
-    float before = 0.0f;
+// The first sum of q, of the tile's positions j: S_ij (C_i . B_j) (dy_i . u_j) of one tile of positions i, from the last to the first,
+// over j < t <= i. `behind` has the rows' sums over the tiles behind.
+DEVICE void put_pairs(float (&to)[LENGTH], float (&behind)[HELD_ROWS], const Accumulator& bc, const Accumulator& xdy,
+                      const Steps& steps, u32 own, u32 other) {
 #pragma unroll
-    for (u32 c = 0; c < PAIRS; c++) {
-        const u32 t = pair.column + c * PAIR_LANES;
-        float total;
-        const float within = before_in_row(products[c], total);
-        float sum = t <= pair.row ? before + within : 0.0f;
-        before += total;
+    for (u32 run = RUNS; run-- > 0;) {
+        float sums[RUN] = {};
 #pragma unroll
-        for (u32 mask = PAIR_LANES; mask < 32; mask *= 2) sum += shuffle_xor(sum, mask);
-        if (threadIdx.x % 32 < PAIR_LANES) shared.pairs[threadIdx.x / 32][t] = sum;
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+            const u32 j = own * TILE + tile_row(slot);
+            const float delta = steps.delta[j];
+            float suffix[RUN], sum = 0.0f, total;
+#pragma unroll
+            for (u32 k = RUN; k-- > 0;) {
+                const u32 i = run_element(run, slot, k);
+                sum = fmaf(bc.at[i] * delta, xdy.at[i], sum);
+                suffix[k] = sum;
+            }
+            const float rest = behind[slot] + behind_in_row(sum, total);
+            behind[slot] += total;
+#pragma unroll
+            for (u32 k = 0; k < RUN; k++) {
+                if (other * TILE + tile_column(run_element(run, slot, k)) > j) sums[k] += suffix[k] + rest;
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < RUN; k++) {
+#pragma unroll
+            for (u32 mask = WARP == 32 ? 4 : 1; mask < (WARP == 32 ? 32 : 16); mask *= 2) {
+                sums[k] += shuffle_xor(sums[k], mask);
+            }
+            if (tile_row(0) == 0) to[other * TILE + tile_column(run_element(run, 0, k))] = sums[k];
+        }
     }
 }
 
@@ -192,17 +224,21 @@ DEVICE float gradient_of_decay(const Shared& shared, Carried& carried) {
     const u32 t = threadIdx.x;
     float within = 0.0f;
 #pragma unroll
-    for (u32 team = 0; team < HEAD_THREADS / 32; team++) within += shared.pairs[team][t];
+    for (u32 tile = 0; tile < TILES; tile++) {
+        if (tile <= t / TILE) within += shared.pairs[tile][t];
+    }
     float from_all = 0.0f, from_before = 0.0f, to_all = 0.0f, to_behind = 0.0f;
 #pragma unroll 4
     for (u32 j = 0; j < LENGTH; j++) {
-        from_all += shared.rows[0][j];
-        if (j < t) from_before += shared.rows[0][j];
+        float of_position = shared.from_state[0][j];
+        if (HALVES > 1) of_position += shared.from_state[HALVES - 1][j];
+        from_all += of_position;
+        if (j < t) from_before += of_position;
     }
 #pragma unroll 4
     for (u32 i = LENGTH; i-- > 0;) {
-        to_all += shared.rows[1][i];
-        if (i >= t) to_behind += shared.rows[1][i];
+        to_all += shared.passed[i];
+        if (i >= t) to_behind += shared.passed[i];
     }
     const bool reaches_through = shared.steps.from_start[LENGTH - 1] > NEGLIGIBLE;
     const float through = reaches_through ? carried.state_gradient - from_all : 0.0f;
@@ -211,100 +247,101 @@ DEVICE float gradient_of_decay(const Shared& shared, Carried& carried) {
 }
 
 DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& shared, const Head& my, const Chunk& chunk,
-                           u32 part, float (&gradient)[STATE_CHANNELS][4], Carried& carried) {
+                           u32 part, State& gradient, Carried& carried) {
     const HeadScanInputs& in = arguments.in;
-    const u32 thread = in_lanes(threadIdx.x), channels = in_lanes(my.channels);
-    const StatePart of_state = state_part();
-    const SharePart of_share = share_part();
-    const PairPart pair = pair_part();
-    const YPart at = y_part();
-    const u64 own = static_cast<u64>(chunk.row + thread) * in.heads + my.head;
+    const StateRows b(shared.b), c(shared.c);
+    const ChannelRows x(shared.x);
+    const SplitChannels dy{shared.dy};
+    const SplitStates g{shared.state};
+    const Steps& steps = shared.steps;
+    const u32 own = own_tile(), tiles = tiles_of(chunk), thread = in_lanes(threadIdx.x);
     __syncthreads();  // all have done with the chunk behind
-    put_state(shared.state, gradient, of_state);
-    put_inputs(shared.b, shared.c, shared.x, in, my, chunk);
-    put_dy(shared.dy, arguments, my, chunk);
-    const OwnStep step = put_steps(shared.steps, in, my, chunk);
-    __syncthreads();  // the chunk is there
-    put_decays(shared.weights, shared.steps);
-    float cb[1][PAIRS], dyx[1][PAIRS], du[Y_ROWS][Y_COLUMNS];
-    set_zero(cb);
-    set_zero(dyx);
-    set_zero(du);
-    add_dots<STATES, 1, PAIR_LANES>(cb, shared.c + pair.row, shared.b + pair.column);
-    add_dots<CHANNELS, 1, PAIR_LANES>(dyx, shared.dy + pair.row, shared.x + pair.column);
-    add_dots<STATES, 16, 16>(du, shared.b + at.row, shared.state + at.channel);
-    __syncthreads();  // decays are there
-    float products[PAIRS], weights[PAIRS];
-#pragma unroll
-    for (u32 c = 0; c < PAIRS; c++) {
-        const u32 j = pair.column + c * PAIR_LANES;
-        const float mix = shared.weights[pair.row][j] * cb[0][c];
-        weights[c] = shared.weights[pair.row][j] * (shared.steps.delta[j] * dyx[0][c]);
-        products[c] = weights[c] * cb[0][c];
-        shared.mixes[j][pair.row] = mix;
-    }
-    put_pairs(shared, pair, products);
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const u32 j = at.row + r * 16;
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) {
-            const float x = shared.x[j][at.channel + c * 16];
-            du[r][c] *= shared.steps.to_end[j];
-            sum = fmaf(x, du[r][c], sum);
-            carried.dd = fmaf(x, shared.dy[j][at.channel + c * 16], carried.dd);
-        }
-        put_half(shared.halves[0], at, j, shared.steps.delta[j] * sum);
-    }
-    __syncthreads();  // all have read the decays
-#pragma unroll
-    for (u32 c = 0; c < PAIRS; c++) shared.weights[pair.column + c * PAIR_LANES][pair.row] = weights[c];
-    add_mix<Triangle::UPPER, 16, 16>(du, shared.mixes + at.row, &shared.dy[0][at.channel]);
-    const float skip = in.d[my.head];
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const u32 j = at.row + r * 16, row = chunk.row + j;
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) {
-            const u32 channel = at.channel + c * 16;
-            sum = fmaf(shared.x[j][channel], du[r][c], sum);
-            if (j >= chunk.count || channel >= channels) continue;
-            const float dx = fmaf(shared.steps.delta[j], du[r][c], skip * shared.dy[j][channel]);
-            *place(arguments.dx, row, my.channel + channel) = rounded(dx);
-        }
-        put_half(shared.halves[1], at, j, sum);
-    }
+    put_inputs(b, c, x, in, my, chunk);
+    put_state(g, gradient);
+    put_dy(dy, arguments, my, chunk);
+    put_steps(shared.steps, in, my, chunk);
     if (thread < LENGTH) {
-        shared.rows[0][thread] = of_halves(shared.halves[0], thread);
-        shared.rows[1][thread] = thread < chunk.count ? arguments.passed[own * parts_of(in) + part] : 0.0f;
-    }
-    __syncthreads();  // weights and sums are there
-    float share[SHARE_ROWS][4];
-    set_zero(share);
-    add_rows<Triangle::WHOLE, CHANNELS>(share, shared.x + of_share.read, &shared.state[0][of_share.state]);
+        const u64 row = static_cast<u64>(chunk.row + thread) * in.heads + my.head;
+        float passed = 0.0f;
 #pragma unroll
-    for (u32 r = 0; r < SHARE_ROWS; r++) {
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) share[r][j] *= shared.steps.into_end[of_share.read + r * SHARE_STEP];
+        for (u32 half = 0; half < HALVES; half++) {
+            shared.from_state[half][thread] = 0.0f;
+            if (thread < chunk.count) passed += arguments.passed[(row * parts_of(in) + part) * HALVES + half];
+        }
+        shared.passed[thread] = passed;
     }
-    add_rows<Triangle::UPPER, LENGTH>(share, shared.weights + of_share.read, &shared.c[0][of_share.state]);
-    put_share(arguments, my, chunk, of_share, part, share);
-    take_state(gradient, shared.state, of_state);
-    move_on(gradient, shared.steps.from_start[LENGTH - 1], shared.steps.from_start, &shared.dy[0][of_state.channel],
-            &shared.c[0][of_state.state]);
+    copy_async_wait<0>();
+    __syncthreads();  // the chunk is there
+    put_decays(shared.steps);
+    Accumulator du[OUT_TILES];
+    set_zero(du);
+    if (own < tiles) add_states(du, b, g, own);
+    __syncthreads();  // decays are there
+    if (own < tiles) {
+        scale_rows(du, own, steps.to_end);
+        float from_state[HELD_ROWS] = {};
+        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
+            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
+            float& sum = from_state[row_slot(i)];
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) {
+                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
+                carried.dd = fmaf(of_x.at[k], of_dy.at[k], carried.dd);
+            }
+        });
+        put_row_sums(own, from_state, [&](u32 j, float sum) { shared.from_state[own_half()][j] = steps.delta[j] * sum; });
+        float behind[HELD_ROWS] = {};
+        const auto mixes = [&](u32 other) {
+            Accumulator bc = pair_products<STATES>(b, c, own, other);
+            apply_decays<Triangle::UPPER>(bc, steps, own, other);
+            if (own_half() == 0) {
+                const Accumulator xdy = pair_products<CHANNELS>(x, dy, own, other);
+                put_pairs(shared.pairs[own], behind, bc, xdy, steps, own, other);
+            }
+            return bc;
+        };
+        add_mixed<Triangle::UPPER>(du, mixes, dy, out_channel(), own, tiles);
+        const float skip = in.d[my.head];
+        float of_delta[HELD_ROWS] = {};
+        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
+            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
+            float& sum = of_delta[row_slot(i)];
+            float dx[2];
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) {
+                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
+                dx[k] = fmaf(steps.delta[position], du[tile].at[i + k], skip * of_dy.at[k]);
+            }
+            if (position >= chunk.count || channel >= my.channels) return;
+            activation* const place_of = place(arguments.dx, chunk.row + position, my.channel);
+            put_two(place_of, channel, my.channels, arguments.wide_out != 0, dx[0], dx[1]);
+        });
+        put_row_sums(own, of_delta, [&](u32 j, float sum) { shared.of_delta[own_half()][j] = sum; });
+        const auto weights = [&](u32 other) {
+            Accumulator xdy = pair_products<CHANNELS>(x, dy, own, other);
+            apply_decays<Triangle::UPPER>(xdy, steps, own, other);
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) xdy.at[i] *= steps.delta[own * TILE + tile_row(row_slot(i))];
+            return xdy;
+        };
+        form_share<Triangle::UPPER>(arguments, my, chunk, part, x, g, steps.into_end, weights, c);
+    }
+    __syncthreads();  // sums are there
+    move_on(gradient, steps, steps.from_start, dy, c, tiles);
     if (thread >= LENGTH) return;
     const float q = gradient_of_decay(shared, carried);
     if (thread >= chunk.count) return;
-    float ddelta = fmaf(my.rate * LN_2, q, of_halves(shared.halves[1], thread));
-    carried.da = fmaf(step.delta, q, carried.da);
-    carried.ddelta_bias = fmaf(ddelta, step.slope, carried.ddelta_bias);
-    if (part > 0) ddelta += arguments.totals[own];
+    float of_delta = shared.of_delta[0][thread];
+    if (HALVES > 1) of_delta += shared.of_delta[HALVES - 1][thread];
+    float ddelta = fmaf(my.rate * LN_2, q, of_delta);
+    carried.da = fmaf(steps.delta[thread], q, carried.da);
+    carried.ddelta_bias = fmaf(ddelta, steps.slope[thread], carried.ddelta_bias);
+    const u64 row = static_cast<u64>(chunk.row + thread) * in.heads + my.head;
+    if (part > 0) ddelta += arguments.totals[row];
     if (part + 1 < in_lanes(parts_of(in))) {
-        arguments.totals[own] = ddelta;
+        arguments.totals[row] = ddelta;
     } else {
-        *place(arguments.ddelta_raw, chunk.row + thread, my.head) = rounded(ddelta * step.slope);
+        *place(arguments.ddelta_raw, chunk.row + thread, my.head) = rounded(ddelta * steps.slope[thread]);
     }
 }
 
@@ -317,37 +354,28 @@ DEVICE bool is_saved(u32 document, u32 position) {
 DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, u32 position) {
     const u64 walk = static_cast<u64>(in_lanes(blockIdx.x)) * parts_of(arguments.in) + part;
     const u64 place = walk * (arguments.in.positions / SAVED_POSITIONS) + (position / SAVED_POSITIONS - 1);
-    return arguments.saved + (place * (CHANNELS * STATES) + threadIdx.x * 4);
+    return arguments.saved + (place * (CHANNELS * STATES) + threadIdx.x);
 }
-DEVICE void save_state(float* to, const float (&state)[STATE_CHANNELS][4]) {
-#pragma unroll
-    for (u32 r = 0; r < STATE_CHANNELS; r++) {
-        store4(to + r * (HEAD_THREADS * 4), make_float4(state[r][0], state[r][1], state[r][2], state[r][3]));
-    }
+DEVICE void save_state(float* to, State& state) {
+    for_each_element(state, [&](float& element, u32 i) { to[i * CHUNK_THREADS] = element; });
 }
 // G . h, of all threads.
-DEVICE float dot_with_saved(const float* from, const float (&gradient)[STATE_CHANNELS][4], float* partial) {
+DEVICE float dot_with_saved(const float* from, State& gradient, float* partial) {
     float sum = 0.0f;
-#pragma unroll
-    for (u32 r = 0; r < STATE_CHANNELS; r++) {
-        float h[4];
-        unpack(h, load4(from + r * (HEAD_THREADS * 4)));
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) sum = fmaf(gradient[r][j], h[j], sum);
-    }
-    return block_sum<HEAD_THREADS>(sum, partial);
+    for_each_element(gradient, [&](float& element, u32 i) { sum = fmaf(element, from[i * CHUNK_THREADS], sum); });
+    return block_sum<CHUNK_THREADS>(sum, partial);
 }
 
 }  // namespace
 
 // A block for a head of a sample: all of its channels.
-KERNEL(head_scan_backward_states, 256, 2, HeadScanBackwardArguments) {
+KERNEL(head_scan_backward_states, CHUNK_THREADS, 2, HeadScanBackwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;
     for (u32 part = 0; part < parts_of(in); part++) {
         const Head my = head_of(in, blockIdx.x, part);
         const Documents documents(in, my.sample);
-        float state[STATE_CHANNELS][4];
+        State state;
         for (u32 first = 0, document = 0; first < in.positions;) {
             const u32 end = documents.end_of_chunk(first);
             if (documents.begins(first)) {
@@ -363,14 +391,14 @@ KERNEL(head_scan_backward_states, 256, 2, HeadScanBackwardArguments) {
 SHARED_BYTES(head_scan_backward_states, sizeof(Shared));
 
 // The same, behind it.
-KERNEL(head_scan_backward_gradients, 256, 2, HeadScanBackwardArguments) {
+KERNEL(head_scan_backward_gradients, CHUNK_THREADS, 2, HeadScanBackwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;
     Carried carried = {};
     for (u32 part = 0; part < parts_of(in); part++) {
         const Head my = head_of(in, blockIdx.x, part);
         const Documents documents(in, my.sample);
-        float gradient[STATE_CHANNELS][4];
+        State gradient;
         u32 document = in.positions;
         for (u32 end = in.positions; end > 0;) {
             if (document >= end) {
@@ -387,9 +415,9 @@ KERNEL(head_scan_backward_gradients, 256, 2, HeadScanBackwardArguments) {
         }
     }
     __syncthreads();  // all have done with the first chunk
-    const float da = block_sum<HEAD_THREADS>(carried.da, shared->partial);
-    const float dd = block_sum<HEAD_THREADS>(carried.dd, shared->partial);
-    const float ddelta_bias = block_sum<HEAD_THREADS>(carried.ddelta_bias, shared->partial);
+    const float da = block_sum<CHUNK_THREADS>(carried.da, shared->partial);
+    const float dd = block_sum<CHUNK_THREADS>(carried.dd, shared->partial);
+    const float ddelta_bias = block_sum<CHUNK_THREADS>(carried.ddelta_bias, shared->partial);
     if (threadIdx.x > 0) return;
     const Head my = head_of(in, blockIdx.x, 0);
     float* const to = arguments.parameters + (static_cast<u64>(my.sample) * 3 * in.heads + my.head);

@@ -1,80 +1,72 @@
-// The forward scan of heads over whole sequences, in chunks (head_scan.h).
+// The forward scan of heads over whole sequences, in chunks (head_scan_chunk.h).
 //
-// A block has up to 64 channels of a head of a sample, whose states it holds in registers, and walks the chunks of the sample. B and C
-// of a chunk are read by every head of a group: from the cache that all multiprocessors share.
+// A block has up to CHANNELS channels of a head of a sample, and walks the chunks of the sample. B and C of a chunk are read by every
+// head of a group: from the cache that all multiprocessors share.
 //
-// Floor, per state and position: 2 operations, and for pairs of positions within a chunk about 0.75 at 64 channels and 128 states.
-#include "head_scan.h"
+// Floor, per channel, state and position: 2 products of two parts each; per channel and pair of positions one of two parts; per pair
+// and state one.
+#include "head_scan_chunk.h"
 
 namespace {
 
 struct Shared {
-    float b[LENGTH][STATE_ROW], c[LENGTH][STATE_ROW];
-    float h[CHANNELS][STATE_ROW];
-    float x[LENGTH][CHANNEL_ROW];
-    float weights[LENGTH][PAIR_ROW];  // S, then S_ij (C_i . B_j) delta_j
+    activation b[LENGTH * STATES], c[LENGTH * STATES];
+    activation state[PARTS * CHANNELS * STATES];
+    activation x[LENGTH * CHANNELS];
     Steps steps;
 };
 
 DEVICE void chunk_forward(const HeadScanForwardArguments& arguments, Shared& shared, const Head& my, const Chunk& chunk,
-                          float (&state)[STATE_CHANNELS][4]) {
+                          State& state) {
     const HeadScanInputs& in = arguments.in;
-    const StatePart of_state = state_part();
-    const PairPart pair = pair_part();
-    const YPart at = y_part();
+    const StateRows b(shared.b), c(shared.c);
+    const ChannelRows x(shared.x);
+    const SplitStates h{shared.state};
+    const Steps& steps = shared.steps;
+    const u32 own = own_tile(), tiles = tiles_of(chunk);
     __syncthreads();  // all have done with the chunk before
-    put_state(shared.h, state, of_state);
-    put_inputs(shared.b, shared.c, shared.x, in, my, chunk);
+    put_inputs(b, c, x, in, my, chunk);
+    put_state(h, state);
     put_steps(shared.steps, in, my, chunk);
+    copy_async_wait<0>();
     __syncthreads();  // the chunk is there
-    put_decays(shared.weights, shared.steps);
-    float cb[1][PAIRS], y[Y_ROWS][Y_COLUMNS];
-    set_zero(cb);
+    put_decays(shared.steps);
+    Accumulator y[OUT_TILES];
     set_zero(y);
-    add_dots<STATES, 1, PAIR_LANES>(cb, shared.c + pair.row, shared.b + pair.column);
-    add_dots<STATES, 16, 16>(y, shared.c + at.row, shared.h + at.channel);
+    if (own < tiles) add_states(y, c, h, own);
     __syncthreads();  // decays are there
+    if (own < tiles) {
+        scale_rows(y, own, steps.from_start);
+        const auto weights = [&](u32 other) { return weights_of_earlier<STATES>(steps, c, b, own, other); };
+        add_mixed<Triangle::LOWER>(y, weights, x, out_channel(), own, tiles);
+        const float skip = in.d[my.head];
+        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
+            if (position >= chunk.count || channel >= my.channels) return;
+            const u32 row = chunk.row + position;
+            const Pack<2> z = two_of(place(in.z, row, my.channel), channel, my.channels, in.wide != 0);
+            const Pack<2> of_x = load_pack<2>(x.at(position, channel));
+            float out[2];
 #pragma unroll
-    for (u32 c = 0; c < PAIRS; c++) {
-        const u32 j = pair.column + c * PAIR_LANES;
-        shared.weights[pair.row][j] *= cb[0][c] * shared.steps.delta[j];
+            for (u32 k = 0; k < 2; k++) {
+                out[k] = gated(fmaf(skip, of_x.at[k], y[tile].at[i + k]), z.at[k], sigmoid(z.at[k]));
+            }
+            float* const to = arguments.out + (row * arguments.out_stride + my.channel);
+            put_two(to, channel, my.channels, in.wide != 0, out[0], out[1]);
+        });
     }
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const float from_start = shared.steps.from_start[at.row + r * 16];
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) y[r][c] *= from_start;
-    }
-    __syncthreads();  // weights are there
-    add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);
-    const float skip = in.d[my.head];
-#pragma unroll
-    for (u32 r = 0; r < Y_ROWS; r++) {
-        const u32 i = at.row + r * 16, row = chunk.row + i;
-#pragma unroll
-        for (u32 c = 0; c < Y_COLUMNS; c++) {
-            const u32 channel = at.channel + c * 16;
-            if (i >= chunk.count || channel >= my.channels) continue;
-            const float z = widen(*place(in.z, row, my.channel + channel));
-            const float whole = fmaf(skip, shared.x[i][channel], y[r][c]);
-            arguments.out[row * arguments.out_stride + my.channel + channel] = gated(whole, z, sigmoid(z));
-        }
-    }
-    take_state(state, shared.h, of_state);
-    move_on(state, shared.steps.from_start[LENGTH - 1], shared.steps.into_end, &shared.x[0][of_state.channel],
-            &shared.b[0][of_state.state]);
+    move_on(state, steps, steps.into_end, x, b, tiles);
 }
 
 }  // namespace
 
 // A block for some channels of a head of a sample.
-KERNEL(head_scan_forward, 256, 2, HeadScanForwardArguments) {
+KERNEL(head_scan_forward, CHUNK_THREADS, 2, HeadScanForwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;
     const u32 parts = parts_of(in);
     const Head my = head_of(in, blockIdx.x / parts, blockIdx.x % parts);
     const Documents documents(in, my.sample);
-    float state[STATE_CHANNELS][4];
+    State state;
     for (u32 first = 0; first < in.positions;) {
         const u32 end = documents.end_of_chunk(first);
         if (documents.begins(first)) set_zero(state);

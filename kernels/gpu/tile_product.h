@@ -168,9 +168,55 @@ DEVICE Factor load_factor(const SharedRows<COLUMNS>& rows, u32 row, u32 column) 
     return factor;
 }
 
+// The transpose of the tile that begins at `row` and `column`, as a left factor: a lane's row is a column there.
+template <u32 COLUMNS>
+DEVICE Factor load_transposed(const SharedRows<COLUMNS>& rows, u32 row, u32 column) {
+    Factor factor;
+#if ON_NVIDIA && ACTIVATION_BF16
+    const u32 matrix = rows.lane / 8;
+    const bf16* const of_lane = rows.chunk(row + matrix / 2 * 8 + rows.lane % 8, column + matrix % 2 * 8);
+    load_matrices<Stored::BY_TERM>(factor.pairs, of_lane);
+#else
+#pragma unroll
+    for (u32 pair = 0; pair < HELD / 2; pair++) {
+        const u32 own = column + tile_row(row_slot(2 * pair)), first = row + tile_column(2 * pair);
+        set_pair(factor, pair, widen(*rows.at(first, own)), widen(*rows.at(first + 1, own)));
+    }
+#endif
+    return factor;
+}
+
 #if ON_AMD
 typedef short short4_vector __attribute__((ext_vector_type(4)));
 typedef float float4_vector __attribute__((ext_vector_type(4)));
+#endif
+
+#if ON_NVIDIA && ACTIVATION_BF16
+// Sixteen terms of sixteen columns of a right factor, in registers.
+struct RightFactor {
+    u32 pairs[4];
+};
+template <Stored STORED, u32 COLUMNS>
+DEVICE void load_right(RightFactor& factor, const SharedRows<COLUMNS>& right, u32 term, u32 column) {
+    const u32 lane = right.lane, matrix = lane / 8;
+    const u32 next_term = term + matrix % 2 * 8, next_column = column + matrix / 2 * 8;
+    if (STORED == Stored::BY_TERM) {
+        load_matrices<STORED>(factor.pairs, right.chunk(next_term + lane % 8, next_column));
+    } else {
+        load_matrices<STORED>(factor.pairs, right.chunk(next_column + lane % 8, next_term));
+    }
+}
+DEVICE void multiply_add(Accumulator& sum, const Factor& left, const RightFactor& right) {
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        float* const at = sum.at + 4 * half;
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(at[0]), "+f"(at[1]), "+f"(at[2]), "+f"(at[3])
+            : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
+              "r"(right.pairs[2 * half]), "r"(right.pairs[2 * half + 1]));
+    }
+}
 #endif
 
 // sum += left right, over terms `term .. term + TILE` and columns `column .. column + TILE` of the right factor.
@@ -202,23 +248,9 @@ DEVICE void multiply_add(Accumulator& sum, const Factor& left, const SharedRows<
     }
     warp_barrier();
 #elif ON_NVIDIA && ACTIVATION_BF16
-    const u32 matrix = lane / 8;
-    const u32 next_term = term + matrix % 2 * 8, next_column = column + matrix / 2 * 8;
-    u32 pairs[4];
-    if (STORED == Stored::BY_TERM) {
-        load_matrices<STORED>(pairs, right.chunk(next_term + lane % 8, next_column));
-    } else {
-        load_matrices<STORED>(pairs, right.chunk(next_column + lane % 8, next_term));
-    }
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        float* const at = sum.at + 4 * half;
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(at[0]), "+f"(at[1]), "+f"(at[2]), "+f"(at[3])
-            : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
-              "r"(pairs[2 * half]), "r"(pairs[2 * half + 1]));
-    }
+    RightFactor factor;
+    load_right<STORED>(factor, right, term, column);
+    multiply_add(sum, left, factor);
 #elif ON_NVIDIA
     // Four terms at a time: those that one lane of each row has of the left factor.
 #pragma unroll 1

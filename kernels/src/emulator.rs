@@ -20,7 +20,7 @@ use std::thread::available_parallelism;
 use self::matmul::matmul;
 use self::memory::Room;
 pub use self::memory::{EmulatorHostMemory, EmulatorMemory};
-use self::module::{Emulated, Library, compile};
+use self::module::{Emulated, Library, compile, includes};
 use self::queue::Step;
 pub use self::queue::{EmulatorGraph, EmulatorQueue};
 pub use self::schedule::{EmulatorEvent, Schedule};
@@ -52,7 +52,7 @@ pub struct EmulatorSettings {
 /// A change of a source's text before it is compiled, so that tests can see a broken kernel fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceChange {
-    /// The file of kernels.
+    /// The file of kernels, or a header of some.
     pub source: &'static str,
     /// What is replaced; it must be there.
     pub from: &'static str,
@@ -421,7 +421,9 @@ impl Driver for Emulator {
     }
 
     fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Arc<Library>> {
-        let change = self.change.filter(|change| change.source == source.name);
+        let change = self
+            .change
+            .filter(|change| change.source == source.name || includes(source.text, change.source));
         let device =
             Emulated { warp: self.settings.warp, group_products: self.properties.group_products };
         compile(source, options, device, change)

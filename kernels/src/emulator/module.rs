@@ -1,6 +1,6 @@
 //! Sources as libraries of the host.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::path::Path;
 use std::process::Command;
@@ -56,38 +56,41 @@ pub(super) fn compile(
     device: Emulated,
     change: Option<SourceChange>,
 ) -> Result<Arc<Library>> {
-    type Key = (&'static str, String);
-    static LIBRARIES: Mutex<Option<HashMap<Key, Arc<Library>>>> = Mutex::new(None);
-    let text = match change {
-        None => source.text.to_owned(),
-        Some(change) if source.text.contains(change.from) => {
-            source.text.replacen(change.from, change.to, 1)
-        }
-        Some(change) => {
-            let answer = format!("{} has no {:?}", source.name, change.from);
-            return Err(failure("changing a source", answer));
-        }
+    type Place = Arc<Mutex<Option<Arc<Library>>>>;
+    static LIBRARIES: Mutex<BTreeMap<(&str, String), Place>> = Mutex::new(BTreeMap::new());
+    let texts = || {
+        HEADERS.iter().map(|header| (header.name, header.text)).chain([(source.name, source.text)])
     };
+    if let Some(SourceChange { source: name, from, .. }) = change
+        && !texts().any(|(found, text)| found == name && text.contains(from))
+    {
+        return Err(failure("changing a source", format!("{name} has no {from:?}")));
+    }
     let arguments = arguments(source, options, device);
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
-    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
-    let libraries = libraries.get_or_insert_default();
-    if let Some(library) = libraries.get(&key) {
+    // Others compile meanwhile, but for those that need the same.
+    let place = {
+        let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(libraries.entry(key).or_default())
+    };
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = &*place {
         return Ok(Arc::clone(library));
     }
     let mut hashed = arguments.clone();
-    hashed.extend([EMULATOR_HEADER.to_owned(), text.clone()]);
+    hashed.extend([EMULATOR_HEADER, source.text].map(str::to_owned));
+    hashed.extend(change.map(|change| format!("{change:?}")));
     let entry = CacheEntry::new(source, COMPILER, &hashed, "so");
     let mut built = None;
     if entry.read().is_none() {
-        let image = build(source, &text, &arguments)?;
+        let image = build(source, change, &arguments)?;
         entry.write(&image);
         built = entry.read().is_none().then_some(image);
     }
     let library = match (built, entry.path()) {
         (None, Some(path)) => open(path, source.name)?,
         (built, _) => {
-            let image = built.map_or_else(|| build(source, &text, &arguments), Ok)?;
+            let image = built.map_or_else(|| build(source, change, &arguments), Ok)?;
             let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
             let path = folder.path().join("kernels.so");
             std::fs::write(&path, image).map_err(|error| failure("writing a library", error))?;
@@ -95,7 +98,7 @@ pub(super) fn compile(
         }
     };
     let library = Arc::new(library);
-    libraries.insert(key, Arc::clone(&library));
+    *place = Some(Arc::clone(&library));
     Ok(library)
 }
 
@@ -133,17 +136,36 @@ fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<S
     arguments
 }
 
-fn build(source: &'static Source, text: &str, arguments: &[String]) -> Result<Vec<u8>> {
+/// `text` of the file `name`, with what `change` changes of it.
+fn changed(name: &str, text: &str, change: Option<SourceChange>) -> String {
+    match change {
+        Some(change) if change.source == name => text.replacen(change.from, change.to, 1),
+        _ => text.to_owned(),
+    }
+}
+
+/// Whether `text` includes the header `name`, or one that does.
+pub(super) fn includes(text: &str, name: &str) -> bool {
+    let included = |header: &str| text.contains(&format!("#include \"{header}\""));
+    included(name)
+        || HEADERS.iter().any(|header| included(header.name) && includes(header.text, name))
+}
+
+fn build(
+    source: &'static Source,
+    change: Option<SourceChange>,
+    arguments: &[String],
+) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
     let write = |name: &str, text: &str| {
-        std::fs::write(folder.path().join(name), text)
+        std::fs::write(folder.path().join(name), changed(name, text, change))
             .map_err(|error| failure("writing a source", error))
     };
     write("emulator.h", EMULATOR_HEADER)?;
     for header in HEADERS {
         write(header.name, header.text)?;
     }
-    write(source.name, text)?;
+    write(source.name, source.text)?;
     let out = folder.path().join("kernels.so");
     let result = Command::new(COMPILER)
         .args(arguments)

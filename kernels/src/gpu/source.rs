@@ -97,6 +97,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
     Header { name: "group_rows.h", text: include_str!("../../gpu/group_rows.h") },
     Header { name: "head_scan.h", text: include_str!("../../gpu/head_scan.h") },
+    Header { name: "head_scan_chunk.h", text: include_str!("../../gpu/head_scan_chunk.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "ordered_groups.h", text: include_str!("../../gpu/ordered_groups.h") },
     Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
@@ -107,6 +108,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
     Header { name: "scan_backward.h", text: include_str!("../../gpu/scan_backward.h") },
     Header { name: "scan_walk.h", text: include_str!("../../gpu/scan_walk.h") },
+    Header { name: "split_product.h", text: include_str!("../../gpu/split_product.h") },
     Header { name: "tile_product.h", text: include_str!("../../gpu/tile_product.h") },
 ];
 

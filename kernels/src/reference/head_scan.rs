@@ -46,6 +46,9 @@ pub struct HeadScanGradients {
     pub dd: Vec<f64>,
     /// `ddelta_bias[grains, h]`.
     pub ddelta_bias: Vec<f64>,
+    /// Sums of the squares of the terms of `da_log`, `dd` and `ddelta_bias`: where terms cancel, their sum is no more exact than
+    /// the root of these.
+    pub squares: [Vec<f64>; 3],
 }
 
 /// What one head does at one position.
@@ -178,6 +181,7 @@ pub fn backward(
         da_log: vec![0.0; of_grains],
         dd: vec![0.0; of_grains],
         ddelta_bias: vec![0.0; of_grains],
+        squares: std::array::from_fn(|_| vec![0.0; of_grains]),
     };
     for sample in 0..shape.sequences().samples() {
         for head in 0..shape.heads() {
@@ -220,6 +224,7 @@ fn backward_head(
             let dy = dout[at] * silu(z);
             gradients.dz[at] = dout[at] * y * silu_derivative(z);
             gradients.dd[grain_head] += dy * x;
+            gradients.squares[1][grain_head] += (dy * x).powi(2);
             gradients.dx[at] = inputs.d[head] * dy;
             for state in 0..states {
                 let (b, c) = (step.b + state, step.c + state);
@@ -229,8 +234,12 @@ fn backward_head(
                 gradients.dbc[c] += dy * after[element];
                 gradients.dbc[b] += dh * step.delta * x;
                 gradients.dx[at] += step.delta * dh * inputs.bc[b];
-                ddelta += a * of_decay + x * dh * inputs.bc[b];
-                gradients.da_log[grain_head] += step.delta * of_decay * a;
+                let (by_decay, by_input) = (a * of_decay, x * dh * inputs.bc[b]);
+                ddelta += by_decay + by_input;
+                gradients.da_log[grain_head] += step.delta * by_decay;
+                gradients.squares[0][grain_head] += (step.delta * by_decay).powi(2);
+                gradients.squares[2][grain_head] +=
+                    step.slope.powi(2) * (by_decay.powi(2) + by_input.powi(2));
                 from_future[element] = if step.begins { 0.0 } else { step.decay * dh };
             }
         }

@@ -2,7 +2,6 @@
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::reference::head_scan::{backward, forward};
-use tidemill_kernels::reference::silu;
 use tidemill_kernels::shape::HeadScanShape;
 
 use super::agreement::{
@@ -43,19 +42,19 @@ fn check<B: Backend<Activation: Number>>(
     let expected = forward(&wide.view(), shape);
     // A state sums the whole sample, an output the states, a parameter's gradient the grain and the channels of its head.
     let terms = shape.states() * shape.grains().rows_per_grain();
-    assert_close(&format!("{label} out"), &results.out, &expected, tolerance::<f32>(terms));
+    // Backends of bf16 split states, weights and gradients in two bf16, which misses each factor of a term by 2^-18.
+    let of_factors = if B::Activation::ROUNDING > 0.0 { 4.0 * 2_f64.powi(-18) } else { 0.0 };
+    let of_sums = tolerance::<f32>(terms).beside(of_factors);
+    assert_close(&format!("{label} out"), &results.out, &expected, of_sums);
     transcript.record(label, &results.out);
     let gradients = backward(&wide.of_rows[4], &wide.view(), shape);
     let of_rows = [&gradients.ddelta_raw, &gradients.dx, &gradients.dbc, &gradients.dz];
     let of_grains = [&gradients.da_log, &gradients.dd, &gradients.ddelta_bias];
-    let (row, grain) = (tolerance::<B::Activation>(terms), tolerance::<f32>(terms));
-    // Terms of random signs cancel: their sum is as exact as what the root of their squares comes to.
-    let sums = (shape.grains().grains() * shape.heads()) as f64;
-    let typical = |squares: f64| (squares / sums).sqrt();
-    let [_, x, _, z, dout] = &wide.of_rows;
-    let of_d = dout.iter().zip(x).zip(z).map(|((dout, x), &z)| (dout * x * silu(z)).powi(2));
-    let of_delta = gradients.ddelta_raw.iter().map(|x| x * x);
-    let terms = [0.0, typical(of_d.sum()), typical(of_delta.sum())];
+    let (row, grain) = (tolerance::<B::Activation>(terms).beside(of_factors), of_sums);
+    let terms = gradients.squares.each_ref().map(|squares| {
+        let mean = squares.iter().sum::<f64>() / squares.len() as f64;
+        mean.sqrt()
+    });
     let of_rows = of_rows.map(|x| (x, row, 0.0)).into_iter();
     let expected =
         of_rows.chain(std::array::from_fn::<_, 3, _>(|i| (of_grains[i], grain, terms[i])));

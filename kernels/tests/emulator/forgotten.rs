@@ -109,17 +109,16 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
     let heads = bodies::head_scan::samples_are_independent;
-    for forgotten in [
-        "    __syncthreads();  // the chunk is there\n",
-        "    __syncthreads();  // decays are there\n",
-        "    __syncthreads();  // weights are there\n",
-    ] {
+    let of_chunk = "    __syncthreads();  // the chunk is there\n";
+    let of_decays = "    __syncthreads();  // decays are there\n";
+    for forgotten in [of_chunk, of_decays] {
         assert_needs::<Fp32>("head_scan_forward.cu", forgotten, heads);
     }
     for forgotten in [
         "    __syncthreads();  // all have done with the chunk before\n",
-        "    __syncthreads();  // weights and sums are there\n",
-        "    __syncthreads();  // all have read the decays\n",
+        "    __syncthreads();  // all have done with the chunk behind\n",
+        "    __syncthreads();  // sums are there\n",
+        of_decays,
     ] {
         assert_needs::<Fp32>("head_scan_backward.cu", forgotten, heads);
     }
@@ -292,22 +291,31 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript;
     const FORWARD: &str = "head_scan_forward.cu";
     const BACKWARD: &str = "head_scan_backward.cu";
-    let mix =
-        "add_mix<Triangle::LOWER, 16, 16>(y, shared.weights + at.row, &shared.x[0][at.channel]);";
-    let breaks: [(_, _, _, Body); 10] = [
-        (FORWARD, mix, "", agrees),
-        (FORWARD, "from_start[at.row + r * 16]", "from_start[0]", agrees),
+    const CHUNK: &str = "head_scan_chunk.h";
+    let mix = "add_mixed<Triangle::LOWER>(y, weights, x, out_channel(), own, tiles);";
+    let breaks: [(_, _, _, Body); 12] = [
+        (FORWARD, mix, "(void)weights;", agrees),
+        (FORWARD, "scale_rows(y, own, steps.from_start);", "", agrees),
         (FORWARD, "if (documents.begins(first)) ", "", agrees),
+        (CHUNK, "own == other ? steps.within", "true ? steps.within", agrees),
+        (BACKWARD, "suffix[k] + rest", "suffix[k] + 0.0f * rest", agrees),
         (BACKWARD, "within + to_behind", "0.0f * within + to_behind", long_samples_agree),
         (BACKWARD, "within + to_behind", "within + 0.0f * to_behind", long_samples_agree),
         (BACKWARD, "(from_before + through)", "through", long_samples_agree),
         (BACKWARD, "through + to_all", "0.0f * to_all", long_samples_agree),
         (BACKWARD, "9.313225746154785e-10f", "-1.0f", agrees),
         (BACKWARD, "carried.state_gradient = 0.0f;", "", documents_are_independent),
-        (BACKWARD, "if (part > 0) ddelta += arguments.totals[own];", "", agrees),
+        (BACKWARD, "if (part > 0) ddelta += arguments.totals[row];", "", agrees),
     ];
     for (source, from, to, body) in breaks {
         assert_change_shows(&[32, 64], SourceChange { source, from, to }, body);
+    }
+    // Only chunks of bf16 have tiles between tiles, and rests.
+    let rests =
+        ("split_product.h", "first - first_of(high), second - second_of(high)", "0.0f, 0.0f");
+    let between = (CHUNK, "(between * steps.behind[earlier])", "steps.behind[earlier]");
+    for (source, from, to) in [rests, between] {
+        assert_change_shows::<Bf16>(&[32], SourceChange { source, from, to }, long_samples_agree);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The scan of heads: `head_scan_forward.cu` over whole sequences and `head_scan_piece.cu` over pieces of them. Its gradients are in
 //! [`head_scan_backward`](super::head_scan_backward).
 //!
-//! Kernels are compiled for classes of states, to which n is padded. Where rows are aligned they read four elements at once, with the
-//! same bits.
+//! Kernels are compiled for classes of states, to which n is padded. Where rows are aligned they read 16 bytes at once, with the same
+//! bits.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,15 +19,12 @@ use crate::gpu::{Gpu, GpuStream};
 use crate::shape::HeadScanShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
 
-/// Threads of a block that walks whole sequences.
-const THREADS: usize = 256;
+/// Positions of a tile: a warp's of a chunk.
+const TILE: usize = 16;
 /// Threads of a block that walks pieces, its channels, and the positions that it has at once.
 const PIECE_THREADS: u32 = 128;
 const PIECE_CHANNELS: usize = 16;
 const PIECE_LENGTH: usize = 16;
-/// Elements that are read at once.
-const FOUR: u64 = 4;
-
 /// The states that n is padded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu) enum HeadStates {
@@ -69,43 +66,48 @@ pub(super) struct BlockSizes {
     /// Positions of a chunk.
     length: usize,
     warp: usize,
+    /// Bytes of an activation.
+    activation: usize,
 }
 
 impl BlockSizes {
-    pub(super) fn new(states: usize, warp: u32) -> Self {
+    pub(super) fn new(states: usize, warp: u32, activation: usize) -> Self {
         let class = HeadStates::of(states);
-        let (channels, length) = match (class, warp) {
-            (HeadStates::Of256, 32) => (32, 16),
-            (HeadStates::Of256, _) => (16, 16),
-            (_, 32) => (64, 32),
-            (_, _) => (64, 16),
+        let (is_bf16, is_most) = (activation == 2, class == HeadStates::Of256);
+        let channels = match (is_most, warp, is_bf16) {
+            (true, _, _) => 16,
+            (false, 32, true) => 64,
+            _ => 32,
         };
-        Self { states: 64 << class as usize, channels, length, warp: warp as usize }
+        let length = match (warp, is_bf16, is_most) {
+            (32, true, false) => 64,
+            (32, _, _) | (_, true, _) | (_, _, false) => 32,
+            _ => 16,
+        };
+        Self { states: 64 << class as usize, channels, length, warp: warp as usize, activation }
     }
 
-    /// Elements of `count` rows of so many columns, with their padding.
-    fn rows(count: usize, columns: usize) -> usize {
-        count * (columns + 4)
+    /// Warps that share sixteen positions of a chunk.
+    pub(super) fn halves(&self) -> usize {
+        if self.channels > TILE { 2 } else { 1 }
     }
 
-    /// What forward and backward have: B and C, the states, x, a matrix of pairs, and the steps.
-    fn forward_elements(&self) -> usize {
-        let Self { states, channels, length, .. } = *self;
-        Self::rows(2 * length + channels, states)
-            + Self::rows(length, channels)
-            + Self::rows(length, length)
-            + 5 * length
+    /// Warps of a block that walks whole sequences.
+    fn warps(&self) -> usize {
+        self.length / TILE * self.halves()
     }
 
+    /// What forward and backward have: B, C and x, the states in fp32 or in two parts, and the steps.
     fn forward_bytes(&self) -> usize {
-        self.forward_elements() * size_of::<f32>()
+        let Self { states, channels, length, activation, .. } = *self;
+        let steps = length * (8 + TILE + 4) * size_of::<f32>();
+        length * (2 * states + channels) * activation + self.state_bytes() + steps
     }
 
     pub(super) fn backward_bytes(&self) -> usize {
-        let Self { channels, length, warp, .. } = *self;
-        let beside = Self::rows(length, channels) + Self::rows(length, length);
-        let sums = (4 + THREADS / 32 + 2) * length + THREADS / warp;
-        (self.forward_elements() + beside + sums) * size_of::<f32>()
+        let Self { channels, length, .. } = *self;
+        let sums = length * (length / TILE + 2 * self.halves() + 1) + self.warps();
+        self.forward_bytes() + (length * channels + sums) * size_of::<f32>()
     }
 
     /// The states of a block.
@@ -174,7 +176,8 @@ pub(super) struct Plan {
 impl Plan {
     /// `blocks` blocks that walk.
     pub(super) fn launch(&self, all: usize, shared_bytes: usize) -> Result<Launch> {
-        Ok(Launch { shared_bytes, ..blocks(self.kernel, all, THREADS as u32)? })
+        let threads = (self.sizes.warps() * self.sizes.warp) as u32;
+        Ok(Launch { shared_bytes, ..blocks(self.kernel, all, threads)? })
     }
 
     /// `matrix[b t, e]` in fp32: its first element and its stride.
@@ -212,10 +215,10 @@ impl Plan {
         let operands = [(projected.address(), projected_stride), (xbc.address(), xbc_stride)];
         let operands =
             operands.map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
-        let in_fours = shape.head_width().is_multiple_of(FOUR as usize)
-            && shape.states().is_multiple_of(FOUR as usize);
-        let wide =
-            in_fours && Access::of(stride_bytes::<P::Activation>(FOUR), &operands) == Access::Wide;
+        let at_once = WIDE_BYTES as usize / size_of::<P::Activation>();
+        let whole =
+            shape.head_width().is_multiple_of(at_once) && shape.states().is_multiple_of(at_once);
+        let wide = whole && Access::of(WIDE_BYTES, &operands) == Access::Wide;
         Ok(Inputs {
             delta_raw: column(projected.address(), width + shape.xbc_width(), projected_stride),
             x: column(xbc.address(), 0, xbc_stride),
@@ -238,7 +241,7 @@ impl Plan {
 }
 
 impl Inputs {
-    /// Reads four elements at once only where rows of fp32 beside these allow it too.
+    /// Reads 16 bytes at once only where rows of fp32 beside these allow it too.
     pub(super) fn beside(mut self, first: Address, stride: u64) -> Self {
         let operand = [(first, stride_bytes::<f32>(stride))];
         if Access::of(WIDE_BYTES, &operand) == Access::Single {
@@ -250,7 +253,8 @@ impl Inputs {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     pub(super) fn head_scan_plan(&self, kernel: KernelName, shape: HeadScanShape) -> Plan {
-        let sizes = BlockSizes::new(shape.states(), self.driver().properties().warp);
+        let warp = self.driver().properties().warp;
+        let sizes = BlockSizes::new(shape.states(), warp, size_of::<P::Activation>());
         Plan { kernel, shape, sizes, class: HeadStates::of(shape.states()) }
     }
 
@@ -263,7 +267,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ) -> Result<()> {
         let plan = self.head_scan_plan("head_scan_forward", shape);
         let (out, out_stride) = plan.out(&out)?;
-        let checked = plan.inputs(&inputs)?;
+        let checked = plan.inputs(&inputs)?.beside(out, out_stride);
         let beginnings =
             self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = Inputs { beginnings: beginnings.address(), ..checked };

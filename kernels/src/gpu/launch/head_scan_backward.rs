@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use super::head_scan::{Inputs, Plan};
 use super::scan::Rows;
 use super::scan_backward::SumSamplesArguments;
-use super::sizes::{blocks, size32};
+use super::sizes::{Access, blocks, size32, stride_bytes};
 use super::{exactly_mut, row_stride, row_stride_mut};
 use crate::backend::{HeadScanGradients, HeadScanInputs};
 use crate::error::Result;
@@ -39,6 +39,8 @@ struct BackwardArguments {
     parameters: Address,
     dout: Address,
     dout_stride: u64,
+    wide_out: u32,
+    unused: u32,
     inputs: Inputs,
 }
 
@@ -62,7 +64,7 @@ struct Scratch {
     shares: usize,
     /// `[b, h, parts of a head, t / 128, channels n]`: states.
     saved: usize,
-    /// `[b t, h, parts of a head]`
+    /// `[b t, h, parts of a head, halves of a part]`
     passed: usize,
     /// `[b t, h]` where a head has more channels than a block.
     totals: usize,
@@ -79,7 +81,7 @@ impl Scratch {
         Self {
             shares: of_rows * plan.sizes.states,
             saved: walks * (sequences.positions() / SAVED_POSITIONS) * plan.sizes.state_bytes(),
-            passed: of_rows * parts,
+            passed: of_rows * parts * plan.sizes.halves(),
             totals: if parts > 1 { of_rows } else { 0 },
             parameters: sequences.samples() * PARAMETERS * heads * size_of::<f32>(),
         }
@@ -131,6 +133,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let mut checked = plan.inputs(&inputs)?.beside(dout.address(), dout_stride);
         checked.beginnings =
             self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?.address();
+        let of_pairs = [(dprojected.address(), projected_stride), (dxbc.address(), xbc_stride)]
+            .map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
+        let pairs = Access::of(2 * size_of::<P::Activation>() as u64, &of_pairs);
         let scratch = Scratch::new(&plan);
         let shares =
             stream.scratch(self.driver(), ScratchSlot::First, scratch.shares_and_states())?;
@@ -148,6 +153,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             parameters,
             dout: dout.address(),
             dout_stride,
+            wide_out: (shape.head_width().is_multiple_of(2) && pairs == Access::Wide).into(),
+            unused: 0,
             inputs: checked,
         };
         let launch =

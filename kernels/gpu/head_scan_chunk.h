@@ -1,0 +1,311 @@
+// A chunk of positions of the scan of heads: what shared memory holds of it, and its products (head_scan.h has the formulas).
+//
+// Two warps have sixteen positions of the chunk, each a half of what is formed for them, of channels or of states; and a warp has a
+// share of the states, in its registers, which the positions of all warps move on. Products are those of matrix cores: B, C and x are activations as they are,
+// and what is formed in fp32 (states, weights of pairs, gradients) is split (split_product.h).
+//
+// Decays of a pair of positions are products of at most three: within the tile of the later one, over the tiles between, and within
+// the tile of the earlier one.
+#pragma once
+#include "head_scan.h"
+#include "split_product.h"
+
+constexpr u32 TILES = LENGTH / TILE;  // of positions
+constexpr u32 CHANNEL_TILES = CHANNELS / TILE, STATE_TILES = STATES / TILE;
+constexpr u32 HALVES = CHANNEL_TILES > 1 ? 2 : 1;  // warps of a tile of positions
+constexpr u32 OUT_TILES = CHANNEL_TILES / HALVES;  // of channels, of a warp
+constexpr u32 WARPS = TILES * HALVES, CHUNK_THREADS = WARPS * WARP;
+
+typedef SharedRows<STATES> StateRows;
+typedef SharedRows<CHANNELS> ChannelRows;
+typedef SplitRows<CHANNELS, STATES> SplitStates;
+
+// --- steps and decays ---------------------------------------------------------------------------------------
+
+struct Steps {
+    float delta[LENGTH], slope[LENGTH], decay[LENGTH];
+    float through[LENGTH];           // of the decays of its tile, those up to this position
+    float behind[LENGTH];            // those behind it
+    float from_start[LENGTH];        // E_i
+    float to_end[LENGTH];            // S_Lj
+    float into_end[LENGTH];          // S_Lj delta_j
+    float within[LENGTH][TILE + 4];  // [i, j % TILE] S_ij of two positions of a tile
+};
+
+// The first LENGTH threads leave a chunk's steps and decays.
+DEVICE void put_steps(Steps& steps, const HeadScanInputs& in, const Head& my, const Chunk& chunk) {
+    const u32 i = threadIdx.x;
+    if (i >= LENGTH) return;
+    Step step = {0.0f, 0.0f};
+    if (i < chunk.count) step = form_step(in, my, chunk.row + i);
+    steps.delta[i] = step.delta;
+    steps.slope[i] = step.slope;
+    steps.decay[i] = decay_of(step.delta * my.rate);
+}
+
+// The product of the decays of the tiles `first .. end`.
+DEVICE float of_tiles(const float (&of_tile)[TILES], u32 first, u32 end) {
+    float product = 1.0f;
+#pragma unroll
+    for (u32 tile = 0; tile < TILES; tile++) {
+        if (tile >= first && tile < end) product *= of_tile[tile];
+    }
+    return product;
+}
+DEVICE float of_tiles(const Steps& steps, u32 first, u32 end) {
+    float of_tile[TILES];
+#pragma unroll
+    for (u32 tile = 0; tile < TILES; tile++) of_tile[tile] = steps.through[tile * TILE + TILE - 1];
+    return of_tiles(of_tile, first, end);
+}
+
+// The first LENGTH threads leave the products of decays.
+DEVICE void put_decays(Steps& steps) {
+    const u32 j = threadIdx.x;
+    if (j >= LENGTH) return;
+    const u32 own = j / TILE, first = own * TILE;
+    float product = 1.0f, through = 1.0f;
+#pragma unroll
+    for (u32 i = 0; i < TILE; i++) {
+        const float decay = steps.decay[first + i];
+        if (first + i <= j) through *= decay;
+        if (first + i > j) product *= decay;
+        steps.within[first + i][j % TILE] = first + i < j ? 0.0f : product;
+    }
+    float of_tile[TILES];
+#pragma unroll
+    for (u32 tile = 0; tile < TILES; tile++) {
+        of_tile[tile] = 1.0f;
+#pragma unroll
+        for (u32 i = 0; i < TILE; i++) of_tile[tile] *= steps.decay[tile * TILE + i];
+    }
+    const float to_end = of_tiles(of_tile, own + 1, TILES) * product;
+    steps.through[j] = through;
+    steps.behind[j] = product;
+    steps.from_start[j] = of_tiles(of_tile, 0, own) * through;
+    steps.to_end[j] = to_end;
+    steps.into_end[j] = to_end * steps.delta[j];
+}
+
+// Which pairs of positions count, of a row and a column: those whose row is not before its column, or not behind it.
+enum class Triangle { LOWER, UPPER };
+
+// --- tiles --------------------------------------------------------------------------------------------------
+
+// The tile of positions of a warp, and its half.
+DEVICE u32 own_tile() { return in_warp(threadIdx.x / WARP / HALVES); }
+DEVICE u32 own_half() { return in_warp(threadIdx.x / WARP % HALVES); }
+// The first channel of that half.
+DEVICE u32 out_channel() { return own_half() * (OUT_TILES * TILE); }
+DEVICE u32 tiles_of(const Chunk& chunk) { return in_warp((chunk.count + TILE - 1) / TILE); }
+
+template <u32 COUNT>
+DEVICE void set_zero(Accumulator (&tiles)[COUNT]) {
+#pragma unroll
+    for (u32 tile = 0; tile < COUNT; tile++) tiles[tile] = zero_tile();
+}
+// Each tile's rows, which are the warp's own positions, times their weights.
+template <u32 COUNT>
+DEVICE void scale_rows(Accumulator (&tiles)[COUNT], u32 own, const float (&weights)[LENGTH]) {
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const float of_row = weights[own * TILE + tile_row(slot)];
+#pragma unroll
+        for (u32 tile = 0; tile < COUNT; tile++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                if (row_slot(i) == slot) tiles[tile].at[i] *= of_row;
+            }
+        }
+    }
+}
+
+// left[rows of `own`] . right[rows of `other`], over INNER columns.
+template <u32 INNER, class Left, class Right>
+DEVICE Accumulator pair_products(const Left& left, const Right& right, u32 own, u32 other) {
+    Accumulator pairs = zero_tile();
+#pragma unroll 2
+    for (u32 k = 0; k < INNER; k += TILE) {
+        multiply_add<Stored::BY_COLUMN>(pairs, load_factor(left, own * TILE, k), right, k, other * TILE);
+    }
+    return pairs;
+}
+
+// Each pair of positions j <= i times S_ij: a row of the tile is i and a column j, or the other way round.
+template <Triangle TRIANGLE>
+DEVICE void apply_decays(Accumulator& pairs, const Steps& steps, u32 own, u32 other) {
+    const bool lower = TRIANGLE == Triangle::LOWER;
+    const float between = of_tiles(steps, min(own, other) + 1, max(own, other));
+#pragma unroll
+    for (u32 i = 0; i < HELD; i++) {
+        const u32 row = own * TILE + tile_row(row_slot(i)), column = other * TILE + tile_column(i);
+        const u32 later = lower ? row : column, earlier = lower ? column : row;
+        pairs.at[i] *= own == other ? steps.within[later][earlier % TILE]
+                                    : steps.through[later] * (between * steps.behind[earlier]);
+    }
+}
+
+// out[c] += left[own rows] . state[channels of tile c of the half], of rows of B or C.
+DEVICE void add_states(Accumulator (&out)[OUT_TILES], const StateRows& left, const SplitStates& state, u32 own) {
+#pragma unroll 2
+    for (u32 k = 0; k < STATES; k += TILE) {
+        const Factor factor = load_factor(left, own * TILE, k);
+#pragma unroll
+        for (u32 c = 0; c < OUT_TILES; c++) {
+            multiply_add<Stored::BY_COLUMN>(out[c], factor, state, k, out_channel() + c * TILE);
+        }
+    }
+}
+
+// out[c] += pairs(other)[own rows, positions] values[positions, columns of tile c], which begin at `column`, over the tiles that the
+// own one reaches, the last first.
+template <Triangle TRIANGLE, u32 COUNT, class Pairs, class Values>
+DEVICE void add_mixed(Accumulator (&out)[COUNT], Pairs pairs, const Values& values, u32 column, u32 own, u32 tiles) {
+    const u32 first = TRIANGLE == Triangle::LOWER ? 0 : own, end = TRIANGLE == Triangle::LOWER ? own + 1 : tiles;
+#pragma unroll 1
+    for (u32 other = end; other-- > first;) {
+        const SplitFactor factor = as_split(pairs(other));
+#pragma unroll
+        for (u32 c = 0; c < COUNT; c++) {
+            multiply_add<Stored::BY_TERM>(out[c], factor, values, other * TILE, column + c * TILE);
+        }
+    }
+}
+
+// S_ij (C_i . B_j) delta_j or S_ij (dy_i . x_j) delta_j, of positions i of the own tile: `left` has theirs.
+template <u32 INNER, class Left, class Right>
+DEVICE Accumulator weights_of_earlier(const Steps& steps, const Left& left, const Right& right, u32 own, u32 other) {
+    Accumulator pairs = pair_products<INNER>(left, right, own, other);
+    apply_decays<Triangle::LOWER>(pairs, steps, own, other);
+#pragma unroll
+    for (u32 i = 0; i < HELD; i++) pairs.at[i] *= steps.delta[other * TILE + tile_column(i)];
+    return pairs;
+}
+
+// --- states -------------------------------------------------------------------------------------------------
+
+// A warp's share: whole rows of states of some channels, or a part of those of sixteen channels.
+constexpr u32 OWN_CHANNELS = CHANNEL_TILES > WARPS ? CHANNEL_TILES / WARPS : 1;
+constexpr u32 SHARED_BY = CHANNEL_TILES < WARPS ? WARPS / CHANNEL_TILES : 1;
+constexpr u32 OWN_STATES = STATE_TILES / SHARED_BY;
+static_assert(OWN_CHANNELS * OWN_STATES * WARPS == CHANNEL_TILES * STATE_TILES, "every tile has a warp");
+
+struct State {
+    Accumulator tile[OWN_CHANNELS][OWN_STATES];
+};
+DEVICE u32 own_channel() { return in_warp(threadIdx.x / WARP / SHARED_BY) * OWN_CHANNELS * TILE; }
+DEVICE u32 own_state() { return in_warp(threadIdx.x / WARP % SHARED_BY) * OWN_STATES * TILE; }
+
+template <class Body>
+DEVICE void for_each_element(State& state, Body body) {
+#pragma unroll
+    for (u32 c = 0; c < OWN_CHANNELS; c++) {
+#pragma unroll
+        for (u32 s = 0; s < OWN_STATES; s++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) body(state.tile[c][s].at[i], (c * OWN_STATES + s) * HELD + i);
+        }
+    }
+}
+DEVICE void set_zero(State& state) {
+    for_each_element(state, [](float& element, u32) { element = 0.0f; });
+}
+
+DEVICE void put_state(const SplitStates& to, const State& state) {
+#pragma unroll
+    for (u32 c = 0; c < OWN_CHANNELS; c++) {
+#pragma unroll
+        for (u32 s = 0; s < OWN_STATES; s++) {
+            const Accumulator& tile = state.tile[c][s];
+#pragma unroll
+            for (u32 i = 0; i < HELD; i += 2) {
+                const u32 row = own_channel() + c * TILE + tile_row(row_slot(i));
+                const u32 column = own_state() + s * TILE + tile_column(i);
+                to.put_pair(row, column, tile.at[i], tile.at[i + 1]);
+            }
+        }
+    }
+}
+
+// state = E_L state + sum over the positions i of weights[i] channels[i] (of a channel) states[i] (of a state).
+template <class Channels>
+DEVICE void move_on(State& state, const Steps& steps, const float (&weights)[LENGTH], const Channels& channels,
+                    const StateRows& states, u32 tiles) {
+    const float keep = steps.from_start[LENGTH - 1];
+    for_each_element(state, [&](float& element, u32) { element *= keep; });
+#pragma unroll 1
+    for (u32 tile = 0; tile < TILES && tile < tiles; tile++) {
+#pragma unroll
+        for (u32 c = 0; c < OWN_CHANNELS; c++) {
+            const SplitFactor factor = weighted(load_transposed(channels, tile * TILE, own_channel() + c * TILE),
+                                                [&](u32 i) { return weights[tile * TILE + i]; });
+#pragma unroll
+            for (u32 s = 0; s < OWN_STATES; s++) {
+                multiply_add<Stored::BY_TERM>(state.tile[c][s], factor, states, tile * TILE, own_state() + s * TILE);
+            }
+        }
+    }
+}
+
+// --- rows of inputs -----------------------------------------------------------------------------------------
+
+// The first `rows` rows of LENGTH, zeros behind them and behind `columns`. They are there once the thread's copies have ended and the
+// block has met.
+template <u32 COLUMNS>
+DEVICE void put_rows(const SharedRows<COLUMNS>& to, const activation* from, u64 stride, u32 rows, u32 columns, bool wide) {
+    constexpr u32 CHUNK = SharedRows<COLUMNS>::CHUNK, CHUNKS = SharedRows<COLUMNS>::CHUNKS;
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < LENGTH * CHUNKS; i += CHUNK_THREADS) {
+        const u32 row = i / CHUNKS, column = i % CHUNKS * CHUNK;
+        activation* const place = to.chunk(row, column);
+        const activation* const source = from + (row * stride + column);
+        const bool inside = row < rows && column < columns;
+        if (inside && wide) {
+            copy_async_16(place, source);
+        } else {
+            store4(reinterpret_cast<float*>(place), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+            const u32 count = inside ? min(CHUNK, columns - column) : 0;
+#pragma unroll 1
+            for (u32 element = 0; element < count; element++) place[element] = source[element];
+        }
+    }
+}
+
+// B, C and x of a chunk.
+DEVICE void put_inputs(const StateRows& b, const StateRows& c, const ChannelRows& x, const HeadScanInputs& in, const Head& my,
+                       const Chunk& chunk) {
+    const bool wide = in.wide != 0;
+    put_rows(b, place(in.bc, chunk.row, my.b), in.bc.stride, chunk.count, in.states, wide);
+    put_rows(c, place(in.bc, chunk.row, my.c), in.bc.stride, chunk.count, in.states, wide);
+    put_rows(x, place(in.x, chunk.row, my.channel), in.x.stride, chunk.count, my.channels, wide);
+    copy_async_commit();
+}
+
+// Two neighbours of a row from `column` on, zeros behind `columns`.
+template <class T>
+DEVICE Pack<2> two_of(const T* row, u32 column, u32 columns, bool wide) {
+    if (wide && column < columns) return load_pack<2>(row + column);
+    return Pack<2>{{column < columns ? widen(row[column]) : 0.0f, column + 1 < columns ? widen(row[column + 1]) : 0.0f}};
+}
+template <class T>
+DEVICE void put_two(T* row, u32 column, u32 columns, bool wide, float first, float second) {
+    if (wide && column < columns) {
+        store_pack<2>(row + column, Pack<2>{{first, second}});
+        return;
+    }
+    if (column < columns) narrow(row[column], first);
+    if (column + 1 < columns) narrow(row[column + 1], second);
+}
+
+// Calls `body` with each pair of elements of a warp's positions by its channels: the tile of channels, the element, the position, the
+// channel.
+template <class Body>
+DEVICE void for_each_pair(u32 own, Body body) {
+#pragma unroll
+    for (u32 c = 0; c < OUT_TILES; c++) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i += 2) {
+            body(c, i, own * TILE + tile_row(row_slot(i)), out_channel() + c * TILE + tile_column(i));
+        }
+    }
+}
