@@ -40,7 +40,7 @@ fn model_folders() {
         ("{\"model_type\": 3}", "found 3"),
         ("{}", "found nothing"),
     ] {
-        let expected = "model_type: expected \"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" or \"tidemill_hybrid\"";
+        let expected = "model_type: expected \"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\" or \"tidemill_hybrid\"";
         write("config.json", config.as_bytes());
         generate("model", &["model/config.json", expected, found]);
     }

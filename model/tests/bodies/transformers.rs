@@ -15,7 +15,7 @@ use super::arm::Arm;
 use super::fixtures::folder;
 
 /// Written by transformers, and by what LLM Foundry makes of MPT.
-pub const CASES: [&str; 12] = [
+pub const CASES: [&str; 13] = [
     "tied",
     "untied_sharded",
     "bf16",
@@ -27,6 +27,7 @@ pub const CASES: [&str; 12] = [
     "llama",
     "mistral",
     "qwen2",
+    "qwen3",
     "mpt_foundry",
 ];
 
