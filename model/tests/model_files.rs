@@ -348,11 +348,20 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 5] {
         special_tokens,
         ..Mamba2Config::new(103, 16, 2)
     };
-    let configs: [(_, ModelConfig); 5] = [
+    let qwen3 = LlamaConfig {
+        n_kv_heads: 2,
+        head_width: Some(8),
+        mlp_width: 29,
+        qk_norm: true,
+        special_tokens,
+        ..LlamaConfig::new(101, 12, 2, 4)
+    };
+    let configs: [(_, ModelConfig); 6] = [
         ("written_by_tidemill", mamba.into()),
         ("mpt_written_by_tidemill", mpt.into()),
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
         ("llama_written_by_tidemill", llama.into()),
+        ("qwen3_written_by_tidemill", qwen3.into()),
         ("mamba2_written_by_tidemill", mamba2.into()),
     ];
     configs.map(|(name, config)| {

@@ -174,6 +174,7 @@ fn model_folders_of_every_family() {
         ("foundry", "transformer.blocks.1.attn.q_ln.weight", "[16]", "transformer"),
         ("gpt-neo", "transformer.h.2.mlp.c_fc.bias", "[48]", "transformer"),
         ("llama", "model.layers.1.self_attn.k_proj.bias", "[8]", "model"),
+        ("qwen3", "model.layers.1.self_attn.k_norm.weight", "[6]", "model"),
         ("hybrid", "backbone.layers.1.norm_1.weight", "[12]", "backbone"),
         ("mamba", "backbone.layers.1.norm.weight", "[20]", "backbone"),
     ];

@@ -32,11 +32,12 @@ pub const CASES: [&str; 13] = [
 ];
 
 /// Written by us, and opened by transformers.
-const OURS: [&str; 5] = [
+const OURS: [&str; 6] = [
     "written_by_tidemill",
     "mpt_written_by_tidemill",
     "gpt_neo_written_by_tidemill",
     "llama_written_by_tidemill",
+    "qwen3_written_by_tidemill",
     "mamba2_written_by_tidemill",
 ];
 
