@@ -310,7 +310,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 5] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 6] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
