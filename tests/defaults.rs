@@ -113,6 +113,7 @@ const FAMILIES: [(&str, &[Key]); 5] = [
             ("model.qkv_bias", &["true", "false"]),
             ("model.qk_norm", &["true", "false"]),
             ("model.head_width", &["2", "96"]),
+            ("model.norm_eps", &["1e-6"]),
         ],
     ),
 ];

@@ -109,6 +109,9 @@ pub struct ModelSettings {
     /// Llama: norms of each head of queries and of keys, as in Qwen3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qk_norm: Option<bool>,
+    /// Llama: what is added to the mean square before the root of every norm, 1e-5 where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f64>,
     /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
@@ -317,6 +320,7 @@ impl ModelSettings {
             window_size: self.window_size.or(config.window_size),
             qkv_bias: self.qkv_bias.unwrap_or(config.qkv_bias),
             qk_norm: self.qk_norm.unwrap_or(config.qk_norm),
+            norm_eps: self.norm_eps.unwrap_or(config.norm_eps),
             head_width: self.head_width.or(config.head_width),
             ..config
         }
@@ -371,6 +375,7 @@ impl From<&ModelConfig> for ModelSettings {
                 window_size: config.window_size,
                 qkv_bias: Some(config.qkv_bias),
                 qk_norm: Some(config.qk_norm),
+                norm_eps: Some(config.norm_eps),
                 head_width: config.head_width,
                 ..settings
             },

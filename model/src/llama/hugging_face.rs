@@ -337,9 +337,9 @@ mod tests {
         assert_eq!(parse(&open).expect("parses").window_size, None);
         let qwen = parse(&json!({"model_type": "qwen2", "sliding_window": 9})).expect("parses");
         assert_eq!((qwen.qkv_bias, qwen.window_size), (true, None));
-        let qwen = json!({"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16});
+        let qwen = json!({"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 64});
         let qwen = parse(&qwen).expect("parses");
-        assert_eq!((qwen.qk_norm, qwen.head_width, qwen.n_kv_heads), (true, Some(128), 32 / 2));
+        assert_eq!((qwen.qk_norm, qwen.head_width, qwen.n_kv_heads), (true, Some(128), 32));
     }
 
     #[test]
