@@ -111,6 +111,9 @@ const FAMILIES: [(&str, &[Key]); 5] = [
             ("model.rope_theta", &["10000.0"]),
             ("model.window_size", &["1", "100000"]),
             ("model.qkv_bias", &["true", "false"]),
+            ("model.qk_norm", &["true", "false"]),
+            ("model.head_width", &["2", "96"]),
+            ("model.norm_eps", &["1e-6"]),
         ],
     ),
 ];

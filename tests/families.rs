@@ -8,7 +8,7 @@ use crate::support::workbench::{causes, config};
 use crate::support::{Job, Outcome, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
-pub const MODELS: [(&str, &str); 6] = [
+pub const MODELS: [(&str, &str); 7] = [
     (
         "mamba2",
         "kind = \"mamba2\"\nd_model = 18\nn_layers = 2\nd_state = 5\nd_conv = 3\nexpand = 2\nhead_width = 6\nn_groups = 3",
@@ -30,6 +30,11 @@ pub const MODELS: [(&str, &str); 6] = [
     (
         "llama",
         "kind = \"llama\"\nd_model = 24\nn_layers = 2\nn_heads = 6\nn_kv_heads = 2\nmlp_width = 33\nrope_theta = 100\nqkv_bias = true",
+    ),
+    (
+        "qwen3",
+        "kind = \"llama\"\nd_model = 20\nn_layers = 2\nn_heads = 4\nn_kv_heads = 2\nhead_width = 6\nmlp_width = 33\nrope_theta = 100\n\
+         qk_norm = true",
     ),
     (
         "hybrid",

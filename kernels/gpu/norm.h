@@ -27,9 +27,11 @@ struct NormForward {
     const float* bias;    // [d], or null
     u64 y_stride;
     u64 x_stride;
-    u64 rows;
+    u64 rows;   // or heads of rows
     u32 width;  // d
     float eps;
+    u32 heads;  // of a row of activations, in RMSNorm
+    u32 unused;
 };
 
 struct NormBackward {
@@ -50,7 +52,15 @@ struct NormBackward {
     u64 runs;
     u32 runs_per_grain;
     u32 width;  // d
+    u32 heads;  // as in the forward norm, whose rows these are
+    u32 unused;
 };
+
+// Where head `index % heads` of row `index / heads` begins.
+template <class Arguments>
+DEVICE u64 head_place(const Arguments& arguments, u64 index, u64 stride) {
+    return index / arguments.heads * stride + index % arguments.heads * arguments.width;
+}
 
 template <u32 TEAM, class T>
 DEVICE T team_sum(T x) {
@@ -172,11 +182,17 @@ struct BackwardRow {
     float mean;
     float reciprocal;
 
+    // Rows of activations may be heads in RMSNorm.
+    static __device__ __forceinline__ u64 place(const NormBackward& given, u64 row, u64 stride) {
+        if constexpr (NORM == Norm::RMS && GRADIENT == Gradient::IN_PLACE) return head_place(given, row, stride);
+        return row * stride;
+    }
+
     __device__ __forceinline__ BackwardRow(const NormBackward& given, u64 row)
         : arguments(given),
-          x(static_cast<const Input*>(given.x) + row * given.x_stride),
-          dy(given.dy + row * given.dy_stride),
-          dx(static_cast<Input*>(given.dx) + row * given.dx_stride),
+          x(static_cast<const Input*>(given.x) + place(given, row, given.x_stride)),
+          dy(given.dy + place(given, row, given.dy_stride)),
+          dx(static_cast<Input*>(given.dx) + place(given, row, given.dx_stride)),
           rounded(given.rounded + row * given.rounded_stride) {}
 
     __device__ __forceinline__ void load_statistics(u64 row) {

@@ -1,17 +1,20 @@
-// RMSNorm (Zhang and Sennrich, 2019) over rows of the fp32 residual stream.
+// RMSNorm (Zhang and Sennrich, 2019) over rows of the fp32 residual stream, or over heads of rows of activations (Henry et al., 2020).
 //
 //   r  = (mean(x^2) + eps)^-1/2;   xr = x r;   y = xr weight
 //   dx += r (dy weight - xr mean(dy weight xr));   dweight = sum over the grain's rows of dy xr
 //
+// dx of the residual stream is added to fp32; that of activations takes the place of dy. A head is a row to a team.
+//
 // Floor, bytes an element with bf16 activations: forward 6 (x read, y written), backward 14 (dy, x and dx
-// read, dx written) and 2 for the rounded copy of dx: 0.023 and 0.062 ms for 8,192 rows of 2,048 at 4.3 TB/s.
+// read, dx written) and 2 for the rounded copy of dx: 0.023 and 0.062 ms for 8,192 rows of 2,048 at 4.3 TB/s;
+// of activations 4 and 6.
 //
 // A row is read twice, the second time from the nearest cache. The backward norm is norm.h's.
 #include "dialect.h"
 #include "pack.h"
 #include "norm.h"
 
-template <u32 TEAM, Access ACCESS>
+template <u32 TEAM, Access ACCESS, class Input>
 DEVICE void forward(const NormForward& arguments) {
     constexpr u32 TEAMS = THREADS / TEAM;
     constexpr u32 STEP = TEAM * COLUMNS;
@@ -21,8 +24,11 @@ DEVICE void forward(const NormForward& arguments) {
     // Whole teams leave; a block that is one team has a row.
     if (row >= arguments.rows) return;
     const u32 width = arguments.width;
-    const float* const x = static_cast<const float*>(arguments.x) + row * arguments.x_stride;
-    activation* const y = arguments.y + row * arguments.y_stride;
+    const bool of_heads = OF_ACTIVATIONS;
+    const u64 x_place = of_heads ? head_place(arguments, row, arguments.x_stride) : row * arguments.x_stride;
+    const u64 y_place = of_heads ? head_place(arguments, row, arguments.y_stride) : row * arguments.y_stride;
+    const Input* const x = static_cast<const Input*>(arguments.x) + x_place;
+    activation* const y = arguments.y + y_place;
     const u32 first = threadIdx.x % TEAM * COLUMNS;
 
     float squares = 0.0f;
@@ -44,6 +50,7 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
+#if !OF_ACTIVATIONS
 // The same bits for rows so few that latency is all of their time, and so short that registers hold them: what a thread reads of
 // parameters it has before there is a row, and no load waits for a store.
 KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
@@ -73,15 +80,26 @@ KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
 
 KERNEL(rms_norm_backward_ahead_narrow, THREADS, 4, NormBackward) { norm_backward_ahead<Norm::RMS, 1>(arguments); }
 KERNEL(rms_norm_backward_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::RMS, 2>(arguments); }
+#endif
 
-// The kernels of a team and an access.
+// The kernels of a team and an access, of activations or of the residual stream.
+#if OF_ACTIVATIONS
+#define RMS_NORM(variant, TEAM, ACCESS)                                        \
+    KERNEL(rms_norm_forward_activation_##variant, THREADS, 6, NormForward) {   \
+        forward<TEAM, ACCESS, activation>(arguments);                          \
+    }                                                                          \
+    KERNEL(rms_norm_backward_activation_##variant, THREADS, 2, NormBackward) { \
+        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments); \
+    }
+#else
 #define RMS_NORM(variant, TEAM, ACCESS)                                        \
     KERNEL(rms_norm_forward_##variant, THREADS, 6, NormForward) {              \
-        forward<TEAM, ACCESS>(arguments);                                      \
+        forward<TEAM, ACCESS, float>(arguments);                               \
     }                                                                          \
     KERNEL(rms_norm_backward_##variant, THREADS, 2, NormBackward) {            \
         norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::ADDED>(arguments);    \
     }
+#endif
 
 RMS_NORM(wide, THREADS, Access::WIDE)
 RMS_NORM(single, THREADS, Access::SINGLE)

@@ -224,27 +224,26 @@ pub trait Backend:
         settings: &DrawSettings,
     ) -> Result<()>;
 
-    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of the residual stream `x[rows, d]`.
+    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of
+    /// rows of activations, `y[rows, h d]`, where the shape has several; those of the residual stream are refused.
     fn rms_norm_forward(
         &self,
         stream: &mut Self::DeviceStream,
         y: MatrixMut<'_, Self, Self::Activation>,
         reciprocal_rms: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()>;
 
-    /// Adds to `dx[rows, d]` (the residual's own gradient is already there) and writes `dweight[grains, d]`.
+    /// The gradient of x as `gradient` says, of x's kind, and `dweight[grains, d]`, over all heads of a grain's rows.
     #[allow(clippy::too_many_arguments)]
     fn rms_norm_backward(
         &self,
         stream: &mut Self::DeviceStream,
-        dx: MatrixMut<'_, Self, f32>,
-        rounded: Option<MatrixMut<'_, Self, Self::Activation>>,
+        gradient: NormGradient<'_, Self>,
         dweight: SliceMut<'_, Self, f32>,
-        dy: Matrix<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         reciprocal_rms: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,

@@ -46,7 +46,7 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 21] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 22] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
@@ -55,6 +55,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 21] {
         ("draw", products::draw),
         ("embedding", rows::embedding),
         ("rms_norm", rows::rms_norm),
+        ("rms_norm of heads", rows::rms_norm_of_heads),
         ("layer_norm", rows::layer_norm),
         ("gelu", rows::gelu),
         ("gated_silu", rows::gated_silu),
@@ -73,10 +74,11 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 21] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 26] = [
+const KERNELS: [KernelGroup; 27] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
+    KernelGroup::RmsNormOfActivations,
     KernelGroup::LayerNorm,
     KernelGroup::LayerNormOfActivations,
     KernelGroup::Bias,

@@ -114,10 +114,12 @@ impl SequenceShape {
     }
 }
 
-/// A norm over rows of `width` elements: RMSNorm (Zhang and Sennrich, 2019) or layer norm (Ba et al., 2016).
+/// A norm over rows of `width` elements: RMSNorm (Zhang and Sennrich, 2019) or layer norm (Ba et al., 2016). Where a row holds several
+/// heads, each of them is normed by itself with the same weight (Henry et al., 2020).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
     grains: GrainRows,
+    heads: usize,
     width: usize,
     eps: f32,
 }
@@ -128,7 +130,15 @@ impl NormShape {
     /// # Errors
     /// A width of zero, more elements than can be counted, or an `eps` that is negative or not finite.
     pub fn rms(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        Self::new("rms_norm", grains, width, eps)
+        Self::new("rms_norm", grains, 1, width, eps)
+    }
+
+    /// An RMSNorm over each of the `heads` heads, of `width` elements, that follow each other in each of `grains.rows()` rows of activations.
+    ///
+    /// # Errors
+    /// No heads, and as of [`rms`](Self::rms).
+    pub fn rms_of_heads(grains: GrainRows, heads: usize, width: usize, eps: f32) -> Result<Self> {
+        Self::new("rms_norm", grains, heads, width, eps)
     }
 
     /// A layer norm over `grains.rows()` rows of `width` elements.
@@ -136,16 +146,23 @@ impl NormShape {
     /// # Errors
     /// As of [`rms`](Self::rms).
     pub fn layer(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        Self::new("layer_norm", grains, width, eps)
+        Self::new("layer_norm", grains, 1, width, eps)
     }
 
-    fn new(kernel: &'static str, grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
+    fn new(
+        kernel: &'static str,
+        grains: GrainRows,
+        heads: usize,
+        width: usize,
+        eps: f32,
+    ) -> Result<Self> {
+        at_least_one(kernel, "heads", heads)?;
         at_least_one(kernel, "width", width)?;
         if !(eps.is_finite() && eps >= 0.0) {
             return Err(KernelError::shape(kernel, "eps", "a finite number >= 0", eps));
         }
-        countable(kernel, "elements", &[grains.rows(), width])?;
-        Ok(Self { grains, width, eps })
+        countable(kernel, "elements", &[grains.rows(), heads, width])?;
+        Ok(Self { grains, heads, width, eps })
     }
 
     /// Rows, and how they divide into grains.
@@ -153,9 +170,37 @@ impl NormShape {
         self.grains
     }
 
-    /// d, elements of a row.
+    /// h, the parts of a row that are normed each by itself.
+    pub fn heads(self) -> usize {
+        self.heads
+    }
+
+    /// d, the elements that are normed together: those of a row, or of a head.
     pub fn width(self) -> usize {
         self.width
+    }
+
+    /// h d, elements of a row.
+    pub fn columns(self) -> usize {
+        self.heads * self.width
+    }
+
+    /// What has a statistic of its own, rows or heads of rows, and how these divide into grains.
+    pub fn normed(self) -> GrainRows {
+        let GrainRows { rows, rows_per_grain } = self.grains;
+        GrainRows {
+            rows: rows * self.heads,
+            rows_per_grain: rows_per_grain.saturating_mul(self.heads),
+        }
+    }
+
+    /// Refuses heads where a kernel norms whole rows alone.
+    pub(crate) fn check_whole_rows(self, kernel: &'static str) -> Result<()> {
+        if self.heads == 1 {
+            return Ok(());
+        }
+        let found = format!("{} heads a row", self.heads);
+        Err(KernelError::shape(kernel, "shape", "whole rows, but in RMSNorm of activations", found))
     }
 
     /// Added to the mean square, or to the variance, before the root.

@@ -48,6 +48,12 @@ fn kernels_that_are_wrong_are_named() {
         ("rotary.cu", "min(position, arguments.starts[row])", "0", "rotary"),
         ("rotary.cu", "+ head * group) * width", "+ head) * width", "rotary"),
         (
+            "rms_norm.cu",
+            "head_place(arguments, row, arguments.x_stride)",
+            "row / arguments.heads * arguments.x_stride",
+            "rms_norm of heads",
+        ),
+        (
             "attention_forward.cu",
             "inputs.shared_head(block.head)",
             "(block.head % (inputs.heads / inputs.group))",

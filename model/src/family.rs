@@ -95,7 +95,7 @@ pub enum ModelConfig {
     Mpt(MptConfig),
     /// Of GPT-Neo.
     GptNeo(GptNeoConfig),
-    /// Of Llama, Mistral or Qwen2.
+    /// Of Llama, Mistral, Qwen2 or Qwen3.
     Llama(LlamaConfig),
     /// Of a hybrid of Mamba and attention blocks.
     Hybrid(HybridConfig),
@@ -122,7 +122,9 @@ impl ModelConfig {
         match value.get("model_type").and_then(Value::as_str) {
             Some("mpt") => MptConfig::parse(path, value).map(Self::Mpt),
             Some("gpt_neo") => GptNeoConfig::parse(path, value).map(Self::GptNeo),
-            Some("llama" | "mistral" | "qwen2") => LlamaConfig::parse(path, value).map(Self::Llama),
+            Some("llama" | "mistral" | "qwen2" | "qwen3") => {
+                LlamaConfig::parse(path, value).map(Self::Llama)
+            }
             Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
             Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
             Some("mamba2") => Mamba2Config::parse(path, value).map(Self::Mamba2),
@@ -134,8 +136,8 @@ impl ModelConfig {
                 MambaConfig::parse(path, value).map(Self::Mamba)
             }
             _ => {
-                let expected = "\"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" \
-                                or \"tidemill_hybrid\"";
+                let expected = "\"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\", \
+                                \"qwen3\" or \"tidemill_hybrid\"";
                 Err(keys.wrong("model_type", expected))
             }
         }

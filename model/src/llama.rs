@@ -1,5 +1,6 @@
 //! Llama (Touvron et al., 2023) and its relatives as a list of blocks, as transformers defines them: rotary positions, grouped-query
-//! attention, an MLP with a gate, norms by the root mean square. Mistral differs by a window, Qwen2 by biases of queries, keys and values.
+//! attention, an MLP with a gate, norms by the root mean square. Mistral differs by a window, Qwen2 by biases of queries, keys and values,
+//! Qwen3 by norms of each head of queries and of keys.
 //!
 //! Initial values are transformers' too: every linear map and table normal with a standard deviation of 0.02.
 
@@ -17,7 +18,7 @@ use crate::language_model::{LanguageModel, Stem};
 use crate::linear::{Linear, NewLinear};
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, ParameterList};
-use crate::transformer::{Activation, Attention, Mlp, Rotary, TransformerBlock};
+use crate::transformer::{Activation, Attention, Mlp, QueryKeyNorms, Rotary, TransformerBlock};
 
 /// The standard deviation of initial values.
 const STANDARD_DEVIATION: f64 = 0.02;
@@ -30,7 +31,7 @@ impl Family for LlamaConfig {
             width: self.d_model,
             embedding_name: "model.embed_tokens.weight",
             positions: None,
-            norm: norm("model.norm".to_owned(), self),
+            norm: norm("model.norm".to_owned(), self, self.d_model),
             head_name: (!self.tie_embeddings).then_some("lm_head.weight"),
             standard_deviation: STANDARD_DEVIATION,
             logit_scale: 1.0,
@@ -44,13 +45,13 @@ impl Family for LlamaConfig {
     family_sizes!();
 }
 
-/// A norm as all of the model's.
-fn norm(name: String, config: &LlamaConfig) -> NewNorm {
+/// A norm of `width` elements, as all of the model's.
+fn norm(name: String, config: &LlamaConfig, width: usize) -> NewNorm {
     NewNorm {
         name,
         kind: NormKind::RootMeanSquare,
         bias: Bias::Absent,
-        width: config.d_model,
+        width,
         eps: config.norm_eps as f32,
     }
 }
@@ -73,13 +74,17 @@ fn add_block(
     };
     let (width, shared) = (config.n_heads * head_width, config.n_kv_heads * head_width);
     let bias = Bias::when(config.qkv_bias);
-    let norm_1 = Norm::add(parameters, norm(name("input_layernorm"), config));
+    let norm_1 = Norm::add(parameters, norm(name("input_layernorm"), config, d));
     let projections =
         [("self_attn.q_proj", width), ("self_attn.k_proj", shared), ("self_attn.v_proj", shared)];
     let projections =
         projections.map(|(tensor, outputs)| Linear::add(parameters, map(tensor, d, outputs, bias)));
     let out_proj = Linear::add(parameters, map("self_attn.o_proj", width, d, Bias::Absent));
-    let norm_2 = Norm::add(parameters, norm(name("post_attention_layernorm"), config));
+    let query_key_norms = config.qk_norm.then(|| QueryKeyNorms {
+        query: Norm::add(parameters, norm(name("self_attn.q_norm"), config, head_width)),
+        key: Norm::add(parameters, norm(name("self_attn.k_norm"), config, head_width)),
+    });
+    let norm_2 = Norm::add(parameters, norm(name("post_attention_layernorm"), config, d));
     let gate_proj = Linear::add(parameters, map("mlp.gate_proj", d, f, Bias::Absent));
     TransformerBlock {
         norm_1,
@@ -97,7 +102,7 @@ fn add_block(
             slopes: None,
             clip: None,
         },
-        query_key_norms: None,
+        query_key_norms,
         out_proj,
         norm_2,
         mlp: Mlp {

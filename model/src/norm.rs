@@ -163,7 +163,8 @@ impl Norm {
         match self.kind {
             NormKind::RootMeanSquare => {
                 let statistics = SliceMut::new(statistics, 0, rows)?;
-                backend.rms_norm_forward(stream, normed, statistics, pass.input, weight, shape)?;
+                let input = NormInput::Residual(pass.input);
+                backend.rms_norm_forward(stream, normed, statistics, input, weight, shape)?;
             }
             NormKind::Layer => {
                 let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
@@ -202,11 +203,9 @@ impl Norm {
                 let statistics = Slice::new(statistics, 0, rows)?;
                 backend.rms_norm_backward(
                     stream,
-                    dx,
-                    rounded,
+                    NormGradient::Residual { dx, rounded, dy: grad_normed },
                     dweight,
-                    grad_normed,
-                    pass.input,
+                    NormInput::Residual(pass.input),
                     statistics,
                     weight,
                     shape,

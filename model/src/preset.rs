@@ -2,8 +2,8 @@
 //!
 //! Sizes of Mamba and Mamba-2 are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
 //! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's;
-//! `llama-1b` is Llama 3.2's, with its positions before they are stretched. `mamba-10m`, `mamba2-10m`, `mpt-10m` and `llama-10m` are this project's own, for
-//! benchmarks.
+//! `llama-1b` is Llama 3.2's, with its positions before they are stretched; `qwen3-0.6b` is Qwen3's. `mamba-10m`, `mamba2-10m`, `mpt-10m`,
+//! `llama-10m` and `qwen3-10m` are this project's own, for benchmarks.
 
 use crate::error::{ModelError, Result};
 use crate::family::ModelConfig;
@@ -21,6 +21,8 @@ const MAMBA_2_VOCABULARY: usize = 50_288;
 const MPT_VOCABULARY: usize = 50_368;
 /// The vocabulary of Llama 3's tokenizer.
 const LLAMA_3_VOCABULARY: usize = 128_256;
+/// The vocabulary of Qwen3's tokenizer, padded as in the published checkpoints.
+const QWEN_3_VOCABULARY: usize = 151_936;
 /// The vocabulary of GPT-2's tokenizer.
 const GPT_2_VOCABULARY: usize = 50_257;
 
@@ -43,9 +45,11 @@ enum Sizes {
     Mpt10m,
     /// v, d, blocks, heads of queries, heads of keys and values, f.
     Llama(usize, [usize; 5]),
+    /// The same of Qwen3, whose heads are 128 wide.
+    Qwen3(usize, [usize; 5]),
 }
 
-const PRESETS: [Preset; 22] = [
+const PRESETS: [Preset; 24] = [
     Preset { name: "mamba-10m", sizes: Sizes::Mamba(4096, 256, 8) },
     Preset { name: "mamba-130m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 768, 24) },
     Preset { name: "mamba-370m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 1024, 48) },
@@ -68,6 +72,8 @@ const PRESETS: [Preset; 22] = [
     Preset { name: "gpt-neo-2.7b", sizes: Sizes::GptNeo(2560, 32, 20) },
     Preset { name: "llama-10m", sizes: Sizes::Llama(4096, [256, 8, 4, 2, 768]) },
     Preset { name: "llama-1b", sizes: Sizes::Llama(LLAMA_3_VOCABULARY, [2048, 16, 32, 8, 8192]) },
+    Preset { name: "qwen3-10m", sizes: Sizes::Qwen3(4096, [256, 8, 4, 2, 768]) },
+    Preset { name: "qwen3-0.6b", sizes: Sizes::Qwen3(QWEN_3_VOCABULARY, [1024, 28, 16, 8, 3072]) },
 ];
 
 /// The names that [`preset`] knows.
@@ -102,6 +108,19 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
             let sizes = LlamaConfig::new(vocab_size, d_model, n_layers, n_heads);
             LlamaConfig { n_kv_heads, mlp_width, ..sizes }.into()
         }
+        Sizes::Qwen3(vocab_size, [d_model, n_layers, n_heads, n_kv_heads, mlp_width]) => {
+            LlamaConfig {
+                n_kv_heads,
+                head_width: Some(128),
+                mlp_width,
+                max_seq_len: 40_960,
+                rope_theta: 1_000_000.0,
+                qk_norm: true,
+                norm_eps: 1e-6,
+                ..LlamaConfig::new(vocab_size, d_model, n_layers, n_heads)
+            }
+            .into()
+        }
         Sizes::Mpt10m => MptConfig::new(4096, 256, 8, 4).with_alibi_and_no_bias().into(),
     })
 }
@@ -117,7 +136,8 @@ mod tests {
     /// (d + (e + c + h) d + 5 c + 3 h + e + d e)`. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
     /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
     /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones. For Llama with heads of p = d / h: `v d + d + blocks (2 d^2 + 2 d g p +
-    /// 3 d f + 2 d)`, which is Llama 3.2 1B's 1,235,814,400.
+    /// 3 d f + 2 d)`, which is Llama 3.2 1B's 1,235,814,400. For Qwen3, with p = 128 and norms of heads: `v d + d + blocks (2 d h p + 2 d g p + 3 d f +
+    /// 2 d + 2 p)`, which is Qwen3 0.6B's 596,049,920.
     #[test]
     fn parameters_are_those_of_the_literature() {
         let expected = [
@@ -143,6 +163,8 @@ mod tests {
             ("gpt-neo-2.7b", 2_651_307_520),
             ("llama-10m", 7_344_384),
             ("llama-1b", 1_235_814_400),
+            ("qwen3-10m", 8_919_296),
+            ("qwen3-0.6b", 596_049_920),
         ];
         assert!(preset_names().eq(expected.iter().map(|(name, _)| *name)));
         for (name, parameters) in expected {
@@ -155,6 +177,6 @@ mod tests {
     fn an_unknown_name_is_told_the_others() {
         let error = preset("mamba").expect_err("no preset").to_string();
         assert!(error.starts_with("model.preset: expected one of mamba-10m, "), "{error}");
-        assert!(error.ends_with("llama-1b, found \"mamba\""), "{error}");
+        assert!(error.ends_with("qwen3-0.6b, found \"mamba\""), "{error}");
     }
 }

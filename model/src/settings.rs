@@ -53,7 +53,8 @@ pub struct ModelSettings {
     /// Mamba: r, the rank of the step sizes; `ceil(d_model / 16)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dt_rank: Option<usize>,
-    /// Mamba-2: p, the channels of a head, a divisor of the inner width; 64 where not given, or the most below that divide it.
+    /// Mamba-2: p, the channels of a head, a divisor of the inner width; 64 where not given, or the most below that divide it. Llama: p, the
+    /// width of a head, an even number; `d_model / n_heads` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_width: Option<usize>,
     /// Mamba-2: g, groups of heads that share B and C, a divisor of the heads; 1 where not given.
@@ -105,6 +106,12 @@ pub struct ModelSettings {
     /// Llama: biases of queries, keys and values, as in Qwen2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qkv_bias: Option<bool>,
+    /// Llama: norms of each head of queries and of keys, as in Qwen3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qk_norm: Option<bool>,
+    /// Llama: what is added to the mean square before the root of every norm, 1e-5 where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f64>,
     /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
@@ -122,7 +129,7 @@ pub enum ModelKind {
     Mpt,
     /// GPT-Neo (Black et al., 2021).
     GptNeo,
-    /// Llama (Touvron et al., 2023), Mistral and Qwen2.
+    /// Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3.
     Llama,
     /// Mamba and attention blocks in one list.
     Hybrid,
@@ -312,6 +319,9 @@ impl ModelSettings {
             rope_theta: self.rope_theta.unwrap_or(config.rope_theta),
             window_size: self.window_size.or(config.window_size),
             qkv_bias: self.qkv_bias.unwrap_or(config.qkv_bias),
+            qk_norm: self.qk_norm.unwrap_or(config.qk_norm),
+            norm_eps: self.norm_eps.unwrap_or(config.norm_eps),
+            head_width: self.head_width.or(config.head_width),
             ..config
         }
     }
@@ -364,6 +374,9 @@ impl From<&ModelConfig> for ModelSettings {
                 rope_theta: Some(config.rope_theta),
                 window_size: config.window_size,
                 qkv_bias: Some(config.qkv_bias),
+                qk_norm: Some(config.qk_norm),
+                norm_eps: Some(config.norm_eps),
+                head_width: config.head_width,
                 ..settings
             },
             ModelConfig::Hybrid(config) => Self {

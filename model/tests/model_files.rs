@@ -310,7 +310,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 5] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 6] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
@@ -348,11 +348,20 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 5] {
         special_tokens,
         ..Mamba2Config::new(103, 16, 2)
     };
-    let configs: [(_, ModelConfig); 5] = [
+    let qwen3 = LlamaConfig {
+        n_kv_heads: 2,
+        head_width: Some(8),
+        mlp_width: 29,
+        qk_norm: true,
+        special_tokens,
+        ..LlamaConfig::new(101, 12, 2, 4)
+    };
+    let configs: [(_, ModelConfig); 6] = [
         ("written_by_tidemill", mamba.into()),
         ("mpt_written_by_tidemill", mpt.into()),
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
         ("llama_written_by_tidemill", llama.into()),
+        ("qwen3_written_by_tidemill", qwen3.into()),
         ("mamba2_written_by_tidemill", mamba2.into()),
     ];
     configs.map(|(name, config)| {

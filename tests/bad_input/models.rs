@@ -40,7 +40,7 @@ fn model_folders() {
         ("{\"model_type\": 3}", "found 3"),
         ("{}", "found nothing"),
     ] {
-        let expected = "model_type: expected \"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\" or \"tidemill_hybrid\"";
+        let expected = "model_type: expected \"mamba\", \"mamba2\", \"mpt\", \"gpt_neo\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\" or \"tidemill_hybrid\"";
         write("config.json", config.as_bytes());
         generate("model", &["model/config.json", expected, found]);
     }
@@ -174,6 +174,7 @@ fn model_folders_of_every_family() {
         ("foundry", "transformer.blocks.1.attn.q_ln.weight", "[16]", "transformer"),
         ("gpt-neo", "transformer.h.2.mlp.c_fc.bias", "[48]", "transformer"),
         ("llama", "model.layers.1.self_attn.k_proj.bias", "[8]", "model"),
+        ("qwen3", "model.layers.1.self_attn.k_norm.weight", "[6]", "model"),
         ("hybrid", "backbone.layers.1.norm_1.weight", "[12]", "backbone"),
         ("mamba", "backbone.layers.1.norm.weight", "[20]", "backbone"),
     ];

@@ -294,6 +294,13 @@ fn model_tables() {
         ("llama", "n_kv_heads = 2\n", "", &["model.n_kv_heads", "found none"]),
         ("llama", "n_heads = 6", "n_heads = 8", &["model.n_heads", "even", "3 columns"]),
         ("llama", "rope_theta = 100", "rope_theta = 0", &["model.rope_theta", "above 0"]),
+        (
+            "llama",
+            "rope_theta",
+            "qk_norm = true\nrope_theta",
+            &["model.qkv_bias", "beside qk_norm"],
+        ),
+        ("qwen3", "head_width = 6", "head_width = 7", &["model.head_width", "even", "7 columns"]),
         ("hybrid", "\"ma\"", "\"\"", &["bad.toml", "layer_pattern", "letters m", "found \"\""]),
         ("hybrid", "\"ma\"", "\"mxa\"", &["bad.toml", "layer_pattern", "letters m", "\"mxa\""]),
         ("hybrid", "\"ma\"", "\"m\"", &["model.layer_pattern", "an m and an a", "found only m"]),

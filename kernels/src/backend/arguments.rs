@@ -142,15 +142,15 @@ pub struct GeluGradients<'a, B: Runtime> {
     pub dbias: Option<SliceMut<'a, B, f32>>,
 }
 
-/// The rows that a layer norm is of.
+/// The rows that a norm is of.
 pub enum NormInput<'a, B: Runtime> {
     /// `x[rows, d]` of the fp32 residual stream.
     Residual(Matrix<'a, B, f32>),
-    /// `x[rows, d]` of activations.
+    /// `x[rows, h d]` of activations.
     Activation(Matrix<'a, B, B::Activation>),
 }
 
-/// Where the backward layer norm finds dy and leaves dx: of the same kind as the [`NormInput`].
+/// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
 pub enum NormGradient<'a, B: Runtime> {
     /// That of [`NormInput::Residual`].
     Residual {
@@ -161,7 +161,7 @@ pub enum NormGradient<'a, B: Runtime> {
         /// `dy[rows, d]`
         dy: Matrix<'a, B, B::Activation>,
     },
-    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, d]` on entry and dx afterwards.
+    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
     InPlace(MatrixMut<'a, B, B::Activation>),
 }
 

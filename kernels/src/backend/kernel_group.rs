@@ -8,8 +8,10 @@ pub enum KernelGroup {
     Embedding,
     /// Cross-entropy and its gradient.
     CrossEntropy,
-    /// RMSNorm and its gradients.
+    /// RMSNorm of the residual stream, and its gradients.
     RmsNorm,
+    /// RMSNorm of activations or of their heads, and its gradients.
+    RmsNormOfActivations,
     /// Layer norm of the residual stream, and its gradients.
     LayerNorm,
     /// Layer norm of activations, and its gradients.

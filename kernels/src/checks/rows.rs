@@ -57,17 +57,19 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
             stream,
             out,
             statistics,
-            x.matrix(width)?,
+            NormInput::Residual(x.matrix(width)?),
             weight.slice(),
             shape,
         )?;
         backend.rms_norm_backward(
             stream,
-            dx.matrix_mut(width)?,
-            Some(rounded.matrix_mut(width)?),
+            NormGradient::Residual {
+                dx: dx.matrix_mut(width)?,
+                rounded: Some(rounded.matrix_mut(width)?),
+                dy: dy.matrix(width)?,
+            },
             dweight.slice_mut(),
-            dy.matrix(width)?,
-            x.matrix(width)?,
+            NormInput::Residual(x.matrix(width)?),
             roots.slice(),
             weight.slice(),
             shape,
@@ -76,6 +78,51 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         checker.compare("rms_norm_backward, dx", &dx, &expected_dx)?;
         checker.compare("rms_norm_backward, dx rounded", &rounded, &expected_dx)?;
         checker.compare("rms_norm_backward, dweight", &dweight, &backward.dweight)?;
+    }
+    Ok(())
+}
+
+/// The norm of each head of rows of activations, which lie inside wider ones.
+pub(super) fn rms_norm_of_heads<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        const HEADS: usize = 3;
+        let columns = HEADS * width;
+        let grains = GrainRows::new(rows, ROWS_OF_GRAIN)?;
+        let shape = NormShape::rms_of_heads(grains, HEADS, width, EPS)?;
+        let x = checker.activations(rows * (columns + width))?;
+        let weight = checker.numbers::<f32>(width, [0.5, 1.5])?;
+        let mut dx = checker.activations(rows * columns)?;
+        let mut y = checker.room::<B::Activation>(rows * columns)?;
+        let mut roots = checker.room::<f32>(rows * HEADS)?;
+        let mut dweight = checker.room::<f32>(grains.grains() * width)?;
+        let of_rows = x.wide.chunks(columns + width);
+        let of_heads: Vec<f64> = of_rows.flat_map(|row| row[width..].to_vec()).collect();
+        let forward = reference::rms_norm::forward(&of_heads, &weight.wide, shape);
+        let backward = reference::rms_norm::backward(&dx.wide, &of_heads, &weight.wide, shape);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let input =
+            || x.matrix(columns + width)?.columns(width, columns).map(NormInput::Activation);
+        backend.rms_norm_forward(
+            stream,
+            y.matrix_mut(columns)?,
+            roots.slice_mut(),
+            input()?,
+            weight.slice(),
+            shape,
+        )?;
+        let gradient = NormGradient::InPlace(dx.matrix_mut(columns)?);
+        backend.rms_norm_backward(
+            stream,
+            gradient,
+            dweight.slice_mut(),
+            input()?,
+            roots.slice(),
+            weight.slice(),
+            shape,
+        )?;
+        checker.compare("rms_norm_forward of heads", &y, &forward.y)?;
+        checker.compare("rms_norm_backward of heads, dx", &dx, &backward.dx)?;
+        checker.compare("rms_norm_backward of heads, dweight", &dweight, &backward.dweight)?;
     }
     Ok(())
 }

@@ -14,17 +14,15 @@ use super::elementwise::{mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
-use super::layer_norm::{
-    LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
-};
+use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
 use super::likeliest::likeliest;
 use super::lion::lion;
 use super::master::{join_master, split_master};
 use super::matmul::matmul;
-use super::norm::{NormBackward, NormForward};
+use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
-use super::rows::{Rows, RowsMut, copy_rows, elements, elements_mut, exactly, exactly_mut};
+use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
 use super::tree_sum::tree_sums;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
@@ -197,66 +195,26 @@ impl Backend for Cpu {
         stream: &mut DeviceStream,
         y: MatrixMut<'_, Self, f32>,
         reciprocal_rms: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        const KERNEL: &str = "rms_norm_forward";
-        let (rows, width) = (shape.grains().rows(), shape.width());
-        let y = RowsMut::new(KERNEL, "y", y, rows, width)?;
-        let reciprocal_rms = exactly_mut(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
-        let x = Rows::new(KERNEL, "x", x, rows, width)?;
-        let weight = exactly(KERNEL, "weight", weight, width)?;
-        let share = stream.threads().share(rows);
-        let parts = y.parts(share).zip(reciprocal_rms.chunks_mut(share)).enumerate();
-        let parts = parts.map(|(part, (y, reciprocal_rms))| NormForward {
-            y,
-            reciprocal_rms,
-            x,
-            weight,
-            first_row: part * share,
-            eps: shape.eps(),
-        });
-        stream.threads().for_each(parts, |part| self.dispatch.run(part));
-        Ok(())
+        let inputs = NormInputs { x, weight, bias: None };
+        rms_norm_forward(stream.threads(), self.dispatch, y, reciprocal_rms, inputs, shape)
     }
 
     fn rms_norm_backward(
         &self,
         stream: &mut DeviceStream,
-        mut dx: MatrixMut<'_, Self, f32>,
-        rounded: Option<MatrixMut<'_, Self, f32>>,
+        gradient: NormGradient<'_, Self>,
         dweight: SliceMut<'_, Self, f32>,
-        dy: Matrix<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         reciprocal_rms: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        const KERNEL: &str = "rms_norm_backward";
-        let (grains, width) = (shape.grains(), shape.width());
-        let rows = grains.rows();
-        let rounded = rounded.map(|rounded| RowsMut::new(KERNEL, "rounded", rounded, rows, width));
-        let rounded = rounded.transpose()?;
-        let sums = RowsMut::new(KERNEL, "dx", dx.reborrow(), rows, width)?;
-        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains.grains() * width)?;
-        let dy = Rows::new(KERNEL, "dy", dy, rows, width)?;
-        let x = Rows::new(KERNEL, "x", x, rows, width)?;
-        let reciprocal_rms = exactly(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
-        let weight = exactly(KERNEL, "weight", weight, width)?;
-        let parts = sums.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
-        let parts = parts.enumerate().map(|(grain, (dx, dweight))| NormBackward {
-            dx,
-            dweight,
-            dy,
-            x,
-            reciprocal_rms: &reciprocal_rms[grains.range(grain)],
-            weight,
-            first_row: grains.range(grain).start,
-        });
-        stream.threads().for_each(parts, |part| self.dispatch.run(part));
-        copy_rows(rounded, &Rows::new(KERNEL, "dx", dx.as_matrix(), rows, width)?, rows);
-        Ok(())
+        let saved = NormSaved { x, statistics: reciprocal_rms, weight };
+        rms_norm_backward(stream.threads(), self.dispatch, gradient, dweight, saved, shape)
     }
 
     fn layer_norm_forward(
@@ -269,7 +227,7 @@ impl Backend for Cpu {
         bias: Option<Slice<'_, Self, f32>>,
         shape: NormShape,
     ) -> Result<()> {
-        let inputs = LayerNormInputs { x, weight, bias };
+        let inputs = NormInputs { x, weight, bias };
         layer_norm_forward(stream.threads(), self.dispatch, y, statistics, inputs, shape)
     }
 
@@ -285,7 +243,7 @@ impl Backend for Cpu {
         shape: NormShape,
     ) -> Result<()> {
         let parameters = ParameterGradients { dweight, dbias };
-        let saved = LayerNormSaved { x, statistics, weight };
+        let saved = NormSaved { x, statistics, weight };
         layer_norm_backward(stream.threads(), self.dispatch, gradient, parameters, saved, shape)
     }
 

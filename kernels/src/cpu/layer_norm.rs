@@ -6,28 +6,13 @@
 use super::Cpu;
 use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
-use super::rows::{Rows, RowsMut, copy_rows, exactly, exactly_mut};
+use super::norm::{GradientRows, NormInputs, NormSaved, input_rows};
+use super::rows::{Rows, RowsMut, exactly, exactly_mut};
 use super::simd::{LANES, Simd};
-use crate::backend::{NormGradient, NormInput};
-use crate::error::{KernelError, Result};
+use crate::backend::NormGradient;
+use crate::error::Result;
 use crate::shape::NormShape;
-use crate::view::{MatrixMut, Slice, SliceMut};
-
-/// What the norm is of and with.
-pub(crate) struct LayerNormInputs<'a> {
-    pub(crate) x: NormInput<'a, Cpu>,
-    pub(crate) weight: Slice<'a, Cpu, f32>,
-    pub(crate) bias: Option<Slice<'a, Cpu, f32>>,
-}
-
-fn input_rows<'a>(
-    kernel: &'static str,
-    x: NormInput<'a, Cpu>,
-    shape: NormShape,
-) -> Result<Rows<'a>> {
-    let (NormInput::Residual(x) | NormInput::Activation(x)) = x;
-    Rows::new(kernel, "x", x, shape.grains().rows(), shape.width())
-}
+use crate::view::{MatrixMut, SliceMut};
 
 /// The normed rows, their means and reciprocal deviations.
 pub(crate) fn layer_norm_forward(
@@ -35,11 +20,12 @@ pub(crate) fn layer_norm_forward(
     dispatch: Dispatch,
     y: MatrixMut<'_, Cpu, f32>,
     statistics: SliceMut<'_, Cpu, f32>,
-    inputs: LayerNormInputs<'_>,
+    inputs: NormInputs<'_>,
     shape: NormShape,
 ) -> Result<()> {
     const KERNEL: &str = "layer_norm_forward";
     let (rows, width) = (shape.grains().rows(), shape.width());
+    shape.check_whole_rows(KERNEL)?;
     let y = RowsMut::new(KERNEL, "y", y, rows, width)?;
     let statistics = exactly_mut(KERNEL, "statistics", statistics, 2 * rows)?;
     let x = input_rows(KERNEL, inputs.x, shape)?;
@@ -125,13 +111,6 @@ fn variance_of<S: Simd>(s: S, x: &[f32], mean: f32) -> f32 {
     s.sum(s.add(squares[0], squares[1])) / x.len() as f32
 }
 
-/// What the gradients of the norm are formed from.
-pub(crate) struct LayerNormSaved<'a> {
-    pub(crate) x: NormInput<'a, Cpu>,
-    pub(crate) statistics: Slice<'a, Cpu, f32>,
-    pub(crate) weight: Slice<'a, Cpu, f32>,
-}
-
 /// The gradients of the parameters, `[grains, d]` each.
 pub(crate) struct ParameterGradients<'a> {
     pub(crate) dweight: SliceMut<'a, Cpu, f32>,
@@ -144,24 +123,16 @@ pub(crate) fn layer_norm_backward(
     dispatch: Dispatch,
     gradient: NormGradient<'_, Cpu>,
     parameters: ParameterGradients<'_>,
-    saved: LayerNormSaved<'_>,
+    saved: NormSaved<'_>,
     shape: NormShape,
 ) -> Result<()> {
     const KERNEL: &str = "layer_norm_backward";
     let (grains, width) = (shape.grains(), shape.width());
     let rows = grains.rows();
-    if !gradient.is_of(&saved.x) {
-        return Err(KernelError::shape(KERNEL, "gradient", "that of the kind of x", "another"));
-    }
-    let (mut dx, rounded, dy) = match gradient {
-        NormGradient::Residual { dx, rounded, dy } => {
-            (dx, rounded, Some(Rows::new(KERNEL, "dy", dy, rows, width)?))
-        }
-        NormGradient::InPlace(dx) => (dx, None, None),
-    };
-    let rounded = rounded.map(|rounded| RowsMut::new(KERNEL, "rounded", rounded, rows, width));
-    let rounded = rounded.transpose()?;
-    let sums = RowsMut::new(KERNEL, "dx", dx.reborrow(), rows, width)?;
+    shape.check_whole_rows(KERNEL)?;
+    saved.check_gradient(KERNEL, &gradient)?;
+    let mut gradient = GradientRows::new(KERNEL, gradient, shape)?;
+    let (sums, dy) = gradient.rows(KERNEL, shape)?;
     let elements = grains.grains() * width;
     let dweight = exactly_mut(KERNEL, "dweight", parameters.dweight, elements)?;
     let dbias = parameters.dbias.map(|dbias| exactly_mut(KERNEL, "dbias", dbias, elements));
@@ -183,8 +154,7 @@ pub(crate) fn layer_norm_backward(
         first_row: grains.range(grain).start,
     });
     threads.for_each(parts, |part| dispatch.run(part));
-    copy_rows(rounded, &Rows::new(KERNEL, "dx", dx.as_matrix(), rows, width)?, rows);
-    Ok(())
+    gradient.round(KERNEL, shape)
 }
 
 /// The gradients of the rows of one grain, whose first in `x` and `dy` is `first_row`:

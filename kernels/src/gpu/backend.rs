@@ -182,31 +182,29 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         stream: &mut GpuStream<D>,
         y: MatrixMut<'_, Self, P::Activation>,
         reciprocal_rms: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        let inputs = NormInputs { x: NormInput::Residual(x), weight, bias: None };
-        self.launch_norm_forward(stream, &norm::RMS_NORM_FORWARD, y, reciprocal_rms, inputs, shape)
+        let norm = norm::rms_norm_forward(&x);
+        let inputs = NormInputs { x, weight, bias: None };
+        self.launch_norm_forward(stream, &norm, y, reciprocal_rms, inputs, shape)
     }
 
     fn rms_norm_backward(
         &self,
         stream: &mut GpuStream<D>,
-        dx: MatrixMut<'_, Self, f32>,
-        rounded: Option<MatrixMut<'_, Self, P::Activation>>,
+        gradient: NormGradient<'_, Self>,
         dweight: SliceMut<'_, Self, f32>,
-        dy: Matrix<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, f32>,
+        x: NormInput<'_, Self>,
         reciprocal_rms: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        let gradient = NormGradient::Residual { dx, rounded, dy };
         let parameters = ParameterGradients { dweight, dbias: None };
-        let saved = NormSaved { x: NormInput::Residual(x), statistics: reciprocal_rms, weight };
-        let norm = &norm::RMS_NORM_BACKWARD;
-        self.launch_norm_backward(stream, norm, gradient, parameters, saved, shape)
+        let norm = norm::rms_norm_backward(&x);
+        let saved = NormSaved { x, statistics: reciprocal_rms, weight };
+        self.launch_norm_backward(stream, &norm, gradient, parameters, saved, shape)
     }
 
     fn layer_norm_forward(

@@ -186,7 +186,9 @@ pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");
 /// Gradients of parameters from the partial sums of runs of rows.
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 /// RMSNorm and its gradients.
-pub static RMS_NORM: Source = source!("rms_norm.cu");
+pub static RMS_NORM: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0");
+/// The same of activations, whose heads may be normed each by itself.
+pub static RMS_NORM_OF_ACTIVATIONS: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "1");
 /// Rotary positions and their gradients.
 pub static ROTARY: Source = source!("rotary.cu");
 /// The forward selective scan of sixteen states.
@@ -250,6 +252,7 @@ pub static ALL: &[&Source] = &[
     &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
     &RMS_NORM,
+    &RMS_NORM_OF_ACTIVATIONS,
     &ROTARY,
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
@@ -274,6 +277,9 @@ pub(super) fn of_groups(
             KernelGroup::Embedding => sources.push(&EMBEDDING),
             KernelGroup::CrossEntropy => sources.push(&CROSS_ENTROPY),
             KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
+            KernelGroup::RmsNormOfActivations => {
+                sources.extend([&RMS_NORM_OF_ACTIVATIONS, &PARTIAL_SUMS]);
+            }
             KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
             KernelGroup::LayerNormOfActivations => {
                 sources.extend([&LAYER_NORM_OF_ACTIVATIONS, &PARTIAL_SUMS]);

@@ -71,6 +71,9 @@ macro_rules! every_body {
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;
                 rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
+                rms_norm_of_activations_agrees: bodies::rms_norm::of_activations_agrees;
+                rms_norm_rows_of_activations_are_independent:
+                    bodies::rms_norm::rows_of_activations_are_independent;
                 layer_norm_agrees: bodies::layer_norm::agrees;
                 layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
                 gelu_agrees: bodies::row_maps::gelu_agrees;
@@ -151,7 +154,7 @@ macro_rules! every_body {
                 draw_refuses_shapes: bodies::draw::refuses_shapes;
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
-                rms_norm_refuses_shapes: bodies::refusals::rms_norm;
+                rms_norm_refuses_shapes: bodies::rms_norm::refuses_shapes;
                 layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
                 row_maps_refuse_shapes: bodies::row_maps::refuse_shapes;
                 gated_silu_refuses_shapes: bodies::gated_silu::refuses_shapes;

@@ -22,18 +22,28 @@ pub struct Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// Of the residual stream, without a bias.
+    /// Without a bias.
     Rms,
+    /// The same of each of so many heads of a row, of activations alone.
+    RmsOfHeads(usize),
     Layer,
 }
 
 impl Norm {
-    fn shape(self, grains: GrainRows, width: usize) -> NormShape {
+    pub fn shape(self, grains: GrainRows, width: usize) -> NormShape {
         let shape = match self {
-            Self::Rms => NormShape::rms,
-            Self::Layer => NormShape::layer,
+            Self::Rms => NormShape::rms(grains, width, 1e-5),
+            Self::RmsOfHeads(heads) => NormShape::rms_of_heads(grains, heads, width, 1e-5),
+            Self::Layer => NormShape::layer(grains, width, 1e-5),
         };
-        shape(grains, width, 1e-5).unwrap()
+        shape.unwrap()
+    }
+
+    fn heads(self) -> usize {
+        match self {
+            Self::RmsOfHeads(heads) => heads,
+            Self::Rms | Self::Layer => 1,
+        }
     }
 }
 
@@ -47,7 +57,7 @@ impl Kind {
     /// Statistics of a row.
     fn statistics(self) -> usize {
         match self.norm {
-            Norm::Rms => 1,
+            Norm::Rms | Norm::RmsOfHeads(_) => self.norm.heads(),
             Norm::Layer => 2,
         }
     }
@@ -64,7 +74,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The deviations of x are about `magnitude`; around a mean as large, where the norm takes that away.
+    /// The deviations of x are about `magnitude`; around a mean as large, where the norm takes that away. Of heads `width` is that of one.
     pub fn new<T: Number>(
         inputs: &mut Inputs,
         kind: Kind,
@@ -72,25 +82,25 @@ impl Case {
         magnitude: f32,
     ) -> Self {
         let (low, high) = match kind.norm {
-            Norm::Rms => (-magnitude, magnitude),
+            Norm::Rms | Norm::RmsOfHeads(_) => (-magnitude, magnitude),
             Norm::Layer => (-magnitude, 2.0 * magnitude),
         };
+        let elements = rows * kind.norm.heads() * width;
         Self {
             x: match kind.input {
-                Input::Residual => inputs.uniform(rows * width, low, high),
-                Input::Activation => inputs.uniform_of::<T>(rows * width, low, high),
+                Input::Residual => inputs.uniform(elements, low, high),
+                Input::Activation => inputs.uniform_of::<T>(elements, low, high),
             },
             weight: inputs.uniform(width, 0.5, 1.5),
             bias: kind.biased.then(|| inputs.uniform(width, -1.0, 1.0)),
-            dy: inputs.uniform_of::<T>(rows * width, -1.0, 1.0),
-            residual: inputs.uniform(rows * width, -1.0, 1.0),
+            dy: inputs.uniform_of::<T>(elements, -1.0, 1.0),
+            residual: inputs.uniform(elements, -1.0, 1.0),
         }
     }
 
-    /// The case of some rows alone.
-    fn rows(&self, rows: Range<usize>) -> Self {
-        let width = self.weight.len();
-        let elements = rows.start * width..rows.end * width;
+    /// The case of some rows of `columns` elements alone.
+    fn rows(&self, columns: usize, rows: Range<usize>) -> Self {
+        let elements = rows.start * columns..rows.end * columns;
         Self {
             x: self.x[elements.clone()].to_vec(),
             weight: self.weight.clone(),
@@ -112,9 +122,11 @@ pub struct Results {
 }
 
 impl Results {
-    /// The statistics of `range` of all rows.
-    fn statistics_of(&self, range: Range<usize>, rows: usize) -> Vec<f32> {
-        self.statistics.chunks(rows).flat_map(|values| values[range.clone()].to_vec()).collect()
+    /// The statistics of `range` of all rows, each of `heads` heads.
+    fn statistics_of(&self, range: Range<usize>, rows: usize, heads: usize) -> Vec<f32> {
+        let range = range.start * heads..range.end * heads;
+        let of_rows = self.statistics.chunks(rows * heads);
+        of_rows.flat_map(|values| values[range.clone()].to_vec()).collect()
     }
 }
 
@@ -168,8 +180,8 @@ pub fn run<B: Backend<Activation: Number>>(
     shape: NormShape,
 ) -> Results {
     let (rows, width) = (shape.grains().rows(), shape.width());
-    let strided = Layout::inside_wider(rows, width);
-    let packed = Layout::packed(rows, width);
+    let strided = Layout::inside_wider(rows, shape.columns());
+    let packed = Layout::packed(rows, shape.columns());
     let of_grains = Layout::packed(shape.grains().grains(), width);
     let x = Either::new(device, kind.input, strided, &case.x);
     let weight = Placed::<B>::new(device, Layout::range(width), &case.weight);
@@ -186,7 +198,7 @@ pub fn run<B: Backend<Activation: Number>>(
     let mut dbias = kind.biased.then(|| Placed::<B>::poisoned(device, of_grains));
     let (backend, stream) = (device.backend, &mut device.stream);
     let forward = match (kind.norm, x.input()) {
-        (Norm::Rms, NormInput::Residual(x)) => backend.rms_norm_forward(
+        (Norm::Rms | Norm::RmsOfHeads(_), x) => backend.rms_norm_forward(
             stream,
             y.matrix_mut(),
             statistics.slice_mut(),
@@ -194,7 +206,7 @@ pub fn run<B: Backend<Activation: Number>>(
             weight.slice(),
             shape,
         ),
-        (_, x) => backend.layer_norm_forward(
+        (Norm::Layer, x) => backend.layer_norm_forward(
             stream,
             y.matrix_mut(),
             statistics.slice_mut(),
@@ -207,19 +219,16 @@ pub fn run<B: Backend<Activation: Number>>(
     forward.expect(label);
     let copy = rounded.as_mut().map(Placed::matrix_mut);
     let backward = match (kind.norm, dx.gradient(copy, &dy), x.input()) {
-        (Norm::Rms, NormGradient::Residual { dx, rounded, dy }, NormInput::Residual(x)) => backend
-            .rms_norm_backward(
-                stream,
-                dx,
-                rounded,
-                dweight.slice_mut(),
-                dy,
-                x,
-                statistics.slice(),
-                weight.slice(),
-                shape,
-            ),
-        (_, gradient, x) => backend.layer_norm_backward(
+        (Norm::Rms | Norm::RmsOfHeads(_), gradient, x) => backend.rms_norm_backward(
+            stream,
+            gradient,
+            dweight.slice_mut(),
+            x,
+            statistics.slice(),
+            weight.slice(),
+            shape,
+        ),
+        (Norm::Layer, gradient, x) => backend.layer_norm_backward(
             stream,
             gradient,
             dweight.slice_mut(),
@@ -281,11 +290,17 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
         let mut assert_alone = |label: &str, range: Range<usize>| {
             let of_range = GrainRows::new(range.len(), grains.rows_per_grain()).unwrap();
             let shape = kind.norm.shape(of_range, width);
-            let part = run(&mut device, label, kind, &case.rows(range.clone()), shape);
-            let elements = range.start * width..range.end * width;
+            let columns = shape.columns();
+            let rows_alone = case.rows(columns, range.clone());
+            let part = run(&mut device, label, kind, &rows_alone, shape);
+            let elements = range.start * columns..range.end * columns;
             assert_same_bits(label, &part.y, &whole.y[elements.clone()]);
             assert_same_bits(label, &part.dx, &whole.dx[elements]);
-            assert_same_bits(label, &part.statistics, &whole.statistics_of(range, rows));
+            assert_same_bits(
+                label,
+                &part.statistics,
+                &whole.statistics_of(range, rows, shape.heads()),
+            );
             part
         };
         for grain in 0..grains.grains() {

@@ -1,7 +1,7 @@
 //! Shapes that do not fit: every kernel answers them with an error, none panics.
 
 use tidemill_kernels::backend::{LogitGradient, Output};
-use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
+use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
 use tidemill_kernels::{Backend, Matrix, MemoryPlace, Slice, SliceMut};
 
 use super::adamw::step;
@@ -106,45 +106,6 @@ pub fn embedding<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let grains = GrainRows::new(4, 2).unwrap();
         let result = backend.embedding_backward_add(stream, lane, dout, tokens, grains);
         assert_answer("embedding_backward_add", wrong, result);
-    }
-    bench.finish();
-}
-
-/// RMSNorm of 5 rows of 4 in grains of 2.
-pub fn rms_norm<B: Backend<Activation: Number>>(arm: &Arm<B>) {
-    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    let shape = NormShape::rms(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
-    for (wrong, [rows, width, x_rows, x_width, reciprocal, weight]) in
-        wrong_by_one([5, 4, 5, 4, 5, 4])
-    {
-        let stream = &mut bench.device.stream;
-        let result = backend.rms_norm_forward(
-            stream,
-            matrix_mut(&mut bench.activation_outs[0], [rows, width]),
-            slice_mut(&mut bench.outs[0], reciprocal),
-            matrix(&bench.zeros, [x_rows, x_width]),
-            slice(&bench.zeros, weight),
-            shape,
-        );
-        assert_answer("rms_norm_forward", wrong, result);
-    }
-    for (wrong, sizes) in wrong_by_one([5, 4, 3 * 4, 5, 4, 5, 4, 5, 4, 5, 4]) {
-        let [rows, width, dweight, dy_rows, dy_width, x_rows, x_width, reciprocal, ..] = sizes;
-        let [.., weight, rounded_rows, rounded_width] = sizes;
-        let stream = &mut bench.device.stream;
-        let [dx, dweight_out, ..] = &mut bench.outs;
-        let result = backend.rms_norm_backward(
-            stream,
-            matrix_mut(dx, [rows, width]),
-            Some(matrix_mut(&mut bench.activation_outs[0], [rounded_rows, rounded_width])),
-            slice_mut(dweight_out, dweight),
-            matrix(&bench.activations, [dy_rows, dy_width]),
-            matrix(&bench.zeros, [x_rows, x_width]),
-            slice(&bench.zeros, reciprocal),
-            slice(&bench.zeros, weight),
-            shape,
-        );
-        assert_answer("rms_norm_backward", wrong, result);
     }
     bench.finish();
 }

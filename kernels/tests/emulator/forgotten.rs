@@ -319,6 +319,27 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     }
 }
 
+/// Each head of a row is normed by itself, forward and backward, and by all of its factors.
+#[test]
+fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
+    let of_heads = bodies::rms_norm::of_activations_agrees;
+    let backward = "norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments);";
+    let of_two = "NormBackward of_two = arguments; of_two.heads *= 2; \
+                  norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(of_two);";
+    let of_first = "row / arguments.heads * arguments.x_stride";
+    for (from, to) in [
+        (backward, of_two),
+        ("head_place(arguments, row, arguments.x_stride)", of_first),
+        (
+            "pack.at[i] * reciprocal_rms * weight.at[i]",
+            "pack.at[i] * reciprocal_rms * weight.at[0]",
+        ),
+    ] {
+        let change = SourceChange { source: "rms_norm.cu", from, to };
+        assert_change_shows::<Bf16>(&[32, 64], change, of_heads);
+    }
+}
+
 /// A piece of heads goes on from the state that is there and leaves its own.
 #[test]
 fn a_forgotten_state_of_heads_fails_the_body() {

@@ -6,7 +6,7 @@ use crate::error::{ModelError, Result};
 use crate::family::{HeadKeys, SpecialTokens, check_norm_eps, check_sizes, head_width_of};
 use crate::transformer::RopeScaling;
 
-/// A Llama, Mistral or Qwen2 language model.
+/// A Llama, Mistral, Qwen2 or Qwen3 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// v, the tokens of the vocabulary.
@@ -33,6 +33,8 @@ pub struct LlamaConfig {
     pub window_size: Option<usize>,
     /// Whether queries, keys and values have biases, as in Qwen2.
     pub qkv_bias: bool,
+    /// Whether each head of queries and of keys is normed before it is turned by its position, as in Qwen3; without biases.
+    pub qk_norm: bool,
     /// Added to the mean square before the root of every norm.
     pub norm_eps: f64,
     /// Whether the head reads the embedding table or a table of its own, `lm_head`.
@@ -58,6 +60,7 @@ impl LlamaConfig {
             rope_scaling: None,
             window_size: None,
             qkv_bias: false,
+            qk_norm: false,
             norm_eps: 1e-5,
             tie_embeddings: true,
             special_tokens: SpecialTokens::default(),
@@ -69,13 +72,13 @@ impl LlamaConfig {
     /// # Errors
     /// Heads that do not share `d_model` evenly, or whose width is odd or beyond what kernels take.
     pub fn head_columns(&self) -> Result<usize> {
-        self.head_columns_named(HeadKeys { heads: "n_heads", width: "d_model" })
+        self.head_columns_named(HeadKeys { heads: "n_heads", width: "d_model" }, "head_width")
     }
 
     /// [`head_columns`](Self::head_columns), with complaints that use the names of a file.
-    pub(super) fn head_columns_named(&self, keys: HeadKeys) -> Result<usize> {
+    pub(super) fn head_columns_named(&self, keys: HeadKeys, columns: &str) -> Result<usize> {
         let (key, columns) = match self.head_width {
-            Some(columns) => ("head_dim", columns),
+            Some(given) => (columns, given),
             None => (keys.heads, head_width_of(keys, self.d_model, self.n_heads)?),
         };
         if !columns.is_multiple_of(2) || !(2..=MOST_HEAD_WIDTH).contains(&columns) {
@@ -105,6 +108,9 @@ impl LlamaConfig {
         if !(self.rope_theta.is_finite() && self.rope_theta > 0.0) {
             return Err(ModelError::config("rope_theta", "a number above 0", self.rope_theta));
         }
+        if self.qk_norm && self.qkv_bias {
+            return Err(ModelError::config("qkv_bias", "false beside qk_norm", true));
+        }
         if let Some(scaling) = &self.rope_scaling {
             scaling.check()?;
         }
@@ -127,14 +133,15 @@ mod tests {
     #[test]
     fn values_out_of_bounds_are_named() {
         type Change = fn(&mut LlamaConfig);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("vocab_size", |config| config.vocab_size = 0),
             ("n_heads", |config| config.n_heads = 0),
             ("n_heads", |config| config.n_heads = 5),
             ("n_heads", |config| config.n_heads = 12),
             ("n_kv_heads", |config| config.n_kv_heads = 0),
             ("n_kv_heads", |config| config.n_kv_heads = 2),
-            ("head_dim", |config| config.head_width = Some(7)),
+            ("head_width", |config| config.head_width = Some(7)),
+            ("qkv_bias", |config| (config.qkv_bias, config.qk_norm) = (true, true)),
             ("window_size", |config| config.window_size = Some(0)),
             ("rope_theta", |config| config.rope_theta = f64::INFINITY),
             ("norm_eps", |config| config.norm_eps = 0.0),

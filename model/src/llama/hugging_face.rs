@@ -1,7 +1,8 @@
-//! `config.json` of Llama, Mistral and Qwen2.
+//! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
 //!
-//! What is not given means what transformers takes it to mean. A model is written as the plainest of the three that computes what it does: as
-//! a Qwen2 where queries, keys and values have biases, as a Mistral where it has a window, else as a Llama.
+//! What is not given means what transformers takes it to mean. A model is written as the plainest of the four that computes what it does: as
+//! a Qwen3 where heads of queries and keys are normed, as a Qwen2 where queries, keys and values have biases, as a Mistral where it has a
+//! window, else as a Llama.
 
 use std::path::Path;
 
@@ -19,6 +20,7 @@ enum Kind {
     Llama,
     Mistral,
     Qwen2,
+    Qwen3,
 }
 
 /// What transformers takes where a file of one kind is silent.
@@ -26,6 +28,7 @@ struct Silent {
     vocab_size: usize,
     mlp_width: usize,
     n_kv_heads: Option<usize>,
+    head_width: Option<usize>,
     max_seq_len: usize,
     special: [Option<u32>; 2],
 }
@@ -37,6 +40,7 @@ impl Kind {
                 vocab_size: 32_000,
                 mlp_width: 11_008,
                 n_kv_heads: None,
+                head_width: None,
                 max_seq_len: 2048,
                 special: [Some(1), Some(2)],
             },
@@ -44,13 +48,15 @@ impl Kind {
                 vocab_size: 32_000,
                 mlp_width: 14_336,
                 n_kv_heads: Some(8),
+                head_width: None,
                 max_seq_len: 4096 * 32,
                 special: [Some(1), Some(2)],
             },
-            Self::Qwen2 => Silent {
+            Self::Qwen2 | Self::Qwen3 => Silent {
                 vocab_size: 151_936,
                 mlp_width: 22_016,
                 n_kv_heads: Some(32),
+                head_width: (self == Self::Qwen3).then_some(128),
                 max_seq_len: 32_768,
                 special: [None, None],
             },
@@ -68,6 +74,7 @@ impl LlamaConfig {
         let kind = match value.get("model_type").and_then(Value::as_str) {
             Some("mistral") => Kind::Mistral,
             Some("qwen2") => Kind::Qwen2,
+            Some("qwen3") => Kind::Qwen3,
             _ => Kind::Llama,
         };
         let silent = kind.silent();
@@ -98,7 +105,7 @@ impl LlamaConfig {
             )?,
             head_width: match keys.value("head_dim") {
                 Some(_) => Some(keys.size("head_dim", None, 2..=256)?),
-                None => None,
+                None => silent.head_width,
             },
             mlp_width: keys.size("intermediate_size", Some(silent.mlp_width), 1..=1 << 22)?,
             max_seq_len: keys.size(
@@ -110,6 +117,7 @@ impl LlamaConfig {
             rope_scaling,
             window_size: window(&keys, kind)?,
             qkv_bias: kind == Kind::Qwen2,
+            qk_norm: kind == Kind::Qwen3,
             norm_eps: keys.positive("rms_norm_eps", 1e-6)?,
             tie_embeddings: keys.flag("tie_word_embeddings", false)?,
             special_tokens: SpecialTokens {
@@ -123,7 +131,7 @@ impl LlamaConfig {
         let config = Self { head_width, ..config };
         let names = HeadKeys { heads: "num_attention_heads", width: "hidden_size" };
         config
-            .head_columns_named(names)
+            .head_columns_named(names, "head_dim")
             .and_then(|_| config.check_shared_heads("num_key_value_heads", names.heads))
             .and_then(|()| config.check())
             .map_err(|error| keys.refused(error))?;
@@ -132,10 +140,11 @@ impl LlamaConfig {
 
     /// The `config.json` of this model, with every key that transformers reads.
     pub fn to_json(&self) -> Value {
-        let (class, model_type) = match (self.qkv_bias, self.window_size) {
-            (true, _) => ("Qwen2ForCausalLM", "qwen2"),
-            (false, Some(_)) => ("MistralForCausalLM", "mistral"),
-            (false, None) => ("LlamaForCausalLM", "llama"),
+        let (kind, class, model_type) = match (self.qk_norm, self.qkv_bias, self.window_size) {
+            (true, ..) => (Kind::Qwen3, "Qwen3ForCausalLM", "qwen3"),
+            (false, true, _) => (Kind::Qwen2, "Qwen2ForCausalLM", "qwen2"),
+            (false, false, Some(_)) => (Kind::Mistral, "MistralForCausalLM", "mistral"),
+            (false, false, None) => (Kind::Llama, "LlamaForCausalLM", "llama"),
         };
         let head_width = self.head_columns().ok();
         let scaling = self.rope_scaling.map(|scaling| {
@@ -171,18 +180,19 @@ impl LlamaConfig {
             "use_cache": true,
             "vocab_size": self.vocab_size,
         });
-        match (self.qkv_bias, self.window_size) {
+        if matches!(kind, Kind::Qwen2 | Kind::Qwen3) {
             // Every block has the window: none is among those that go without.
-            (true, window) => {
-                json["max_window_layers"] = json!(0);
-                json["sliding_window"] = json!(window);
-                json["use_sliding_window"] = json!(window.is_some());
-            }
-            (false, Some(window)) => json["sliding_window"] = json!(window),
-            (false, None) => {
-                json["attention_bias"] = json!(false);
-                json["mlp_bias"] = json!(false);
-            }
+            json["max_window_layers"] = json!(0);
+            json["use_sliding_window"] = json!(self.window_size.is_some());
+        }
+        if kind != Kind::Llama {
+            json["sliding_window"] = json!(self.window_size);
+        }
+        if matches!(kind, Kind::Llama | Kind::Qwen3) {
+            json["attention_bias"] = json!(false);
+        }
+        if kind == Kind::Llama {
+            json["mlp_bias"] = json!(false);
         }
         json
     }
@@ -195,7 +205,7 @@ fn window(keys: &Keys<'_>, kind: Kind) -> Result<Option<usize>> {
         Kind::Llama => return Ok(None),
         Kind::Mistral if keys.has(KEY) => None,
         Kind::Mistral => Some(4096),
-        Kind::Qwen2 => {
+        Kind::Qwen2 | Kind::Qwen3 => {
             if !keys.flag("use_sliding_window", false)? {
                 return Ok(None);
             }
@@ -291,12 +301,16 @@ mod tests {
         let mistral = LlamaConfig { window_size: Some(7), ..everything.clone() };
         let qwen = LlamaConfig { qkv_bias: true, ..plain.clone() };
         let qwen_window = LlamaConfig { window_size: Some(9), ..qwen.clone() };
+        let qwen3 = LlamaConfig { qk_norm: true, head_width: Some(6), ..plain.clone() };
+        let qwen3_window = LlamaConfig { window_size: Some(9), head_width: None, ..qwen3.clone() };
         for (config, class) in [
             (plain, "LlamaForCausalLM"),
             (everything, "LlamaForCausalLM"),
             (mistral, "MistralForCausalLM"),
             (qwen, "Qwen2ForCausalLM"),
             (qwen_window, "Qwen2ForCausalLM"),
+            (qwen3, "Qwen3ForCausalLM"),
+            (qwen3_window, "Qwen3ForCausalLM"),
         ] {
             let json = config.to_json();
             assert_eq!(parse(&json).expect("parses"), config);
@@ -323,6 +337,9 @@ mod tests {
         assert_eq!(parse(&open).expect("parses").window_size, None);
         let qwen = parse(&json!({"model_type": "qwen2", "sliding_window": 9})).expect("parses");
         assert_eq!((qwen.qkv_bias, qwen.window_size), (true, None));
+        let qwen = json!({"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 64});
+        let qwen = parse(&qwen).expect("parses");
+        assert_eq!((qwen.qk_norm, qwen.head_width, qwen.n_kv_heads), (true, Some(128), 32));
     }
 
     #[test]

@@ -78,11 +78,14 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
             "n_layers",
             "n_heads",
             "n_kv_heads",
+            "head_width",
             "mlp_width",
             "max_seq_len",
             "rope_theta",
             "window_size",
             "qkv_bias",
+            "qk_norm",
+            "norm_eps",
         ],
         ModelKind::Hybrid => &[
             "vocab_size",
@@ -101,7 +104,7 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
 
 impl ModelSettings {
     /// Every key that says something about numbers, with its value where it has one.
-    fn given(&self) -> [(&'static str, Option<String>); 24] {
+    fn given(&self) -> [(&'static str, Option<String>); 26] {
         fn shown<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
         }
@@ -121,6 +124,8 @@ impl ModelSettings {
             ("mlp_width", shown(self.mlp_width)),
             ("rope_theta", shown(self.rope_theta)),
             ("qkv_bias", shown(self.qkv_bias)),
+            ("qk_norm", shown(self.qk_norm)),
+            ("norm_eps", shown(self.norm_eps)),
             ("expansion", shown(self.expansion)),
             ("max_seq_len", shown(self.max_seq_len)),
             ("alibi", shown(self.alibi)),

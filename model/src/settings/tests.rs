@@ -104,6 +104,8 @@ fn what_a_run_writes_down_means_the_same() {
         r#"{"preset": "llama-10m", "d_model": 128, "n_kv_heads": 1, "window_size": 9}"#,
         r#"{"kind": "llama", "vocab_size": 9, "d_model": 32, "n_layers": 2, "n_heads": 4,
             "n_kv_heads": 2, "mlp_width": 70, "rope_theta": 10000, "qkv_bias": true}"#,
+        r#"{"preset": "qwen3-10m", "d_model": 128, "head_width": 32, "window_size": 9}"#,
+        r#"{"preset": "qwen3-0.6b", "qk_norm": false}"#,
         r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 3, "n_heads": 4,
             "expansion": 3, "d_state": 5, "d_conv": 3, "expand": 2, "layer_pattern": "mma"}"#,
     ] {

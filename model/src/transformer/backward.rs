@@ -14,7 +14,7 @@ use crate::transformer::block::{
     TransformerBlock, TransformerGradients, TransformerSaved, TransformerScratch,
 };
 use crate::transformer::forward;
-use crate::transformer::query_key_value::Rows;
+use crate::transformer::query_key_value::{Places, Rows};
 
 /// `grad` becomes the gradient of the block's input; the gradients of its parameters are added to `lane`.
 pub(crate) fn run<B: Backend>(
@@ -107,10 +107,11 @@ impl<B: Backend> Backward<'_, B> {
         let (count, width) = (rows.grains.rows(), block.attention.width());
         let TransformerScratch { query_key_value, gradients, .. } = &mut *self.scratch;
         let TransformerGradients { attended, qkv, .. } = gradients;
-        query_key_value.prepare(block, device, &saved.qkv, rows)?;
+        let shape = block.attention_shape(pass.shape)?;
+        let places = Places { starts: pass.starts, past: None };
+        query_key_value.prepare(block, device, &saved.qkv, rows, places, shape)?;
         let [q, k, v] = query_key_value.matrices(block, &saved.qkv, count)?;
         let slopes = saved.slopes.as_ref().map(Slice::all);
-        let shape = block.attention_shape(pass.shape)?;
         device.backend.attention_backward(
             device.stream,
             SliceMut::all(&mut *qkv).matrix(count, 3 * width)?,

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! [q | k | v] = norm_1(input) projections^T + bias              [b t, h p], and [b t, g p] twice
-//! middle      = input + attention(q, k, v) out_proj^T + bias    after clipping and norms of q and k, or rotary positions
+//! middle      = input + attention(q, k, v) out_proj^T + bias    after clipping, norms of q and k, rotary positions
 //! out         = middle + mlp(norm_2(middle))
 //! ```
 //!
-//! Forward keeps `[q | k | v]` as projected, or as turned by rotary positions, attention's output with the logarithms of its sums,
-//! `middle` and what the MLP's activation function is of. Backward forms again what is cheap: norms, clipping and the function.
+//! Forward keeps `[q | k | v]` as projected, or without norms as turned by rotary positions, attention's output with the logarithms of its sums,
+//! `middle` and what the MLP's activation function is of. Backward forms again what is cheap: norms, clipping, what rotary positions make of
+//! normed queries and keys, and the function.
 
 use std::num::NonZeroUsize;
 
@@ -33,7 +34,7 @@ pub struct Attention {
     pub heads: usize,
     /// p, the width of a head.
     pub head_width: usize,
-    /// Rotary positions, where the model has them: neither clips nor norms of queries and keys stand beside them.
+    /// Rotary positions, where the model has them: no clip stands beside them.
     pub rotary: Option<Rotary>,
     /// The factor of `q . k`.
     pub scale: f32,
@@ -107,7 +108,7 @@ pub struct TransformerBlock {
 
 /// What the forward pass of a [`TransformerBlock`] leaves for its backward pass.
 pub struct TransformerSaved<B: Backend> {
-    /// `qkv[b t, (h + 2 g) p]` as projected, biases included, and as turned by rotary positions.
+    /// `qkv[b t, (h + 2 g) p]` as projected, biases included, and without norms of queries and keys as turned by rotary positions.
     pub(crate) qkv: B::Buffer<B::Activation>,
     /// `attended[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,
@@ -170,7 +171,7 @@ impl TransformerBlock {
             kernels.push(KernelGroup::Bias);
         }
         let norms = self.query_key_norms.as_ref();
-        kernels.extend(norms.map(|_| KernelGroup::LayerNormOfActivations));
+        kernels.extend(norms.map(QueryKeyNorms::kernels));
         kernels
     }
 
@@ -263,8 +264,9 @@ impl<B: Backend> Block<B> for TransformerBlock {
         let (projected, up) = (self.attention.projected_width(), self.mlp.up_width());
         let activation = size_of::<B::Activation>();
         let clipped = self.attention.clip.map_or(0, |_| 3 * width);
-        let normed = self.query_key_norms.as_ref().map_or(0, |_| 2 * width);
-        let forward = activation * (d + f + clipped + normed);
+        let norms = self.query_key_norms.as_ref();
+        let normed = norms.map_or(0, |norms| norms.row_bytes(&self.attention, activation));
+        let forward = activation * (d + f + clipped) + normed;
         let backward = activation * (d + up + 4 * width) + 3 * 4 * d;
         let table = self.attention.rotary.map_or(0, |_| 4 * self.attention.head_width);
         let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);

@@ -27,9 +27,9 @@ pub(crate) fn run<B: Backend>(
     let TransformerScratch { norm, normed, query_key_value, activated, .. } = scratch;
     normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
     project(block, device, Products::Library, &mut saved.qkv, normed, rows)?;
-    query_key_value.prepare(block, device, &saved.qkv, rows)?;
     let shape = block.attention_shape(pass.shape)?;
     let places = Places { starts: pass.starts, past: None };
+    query_key_value.prepare(block, device, &saved.qkv, rows, places, shape)?;
     query_key_value.turn(block, device, &mut saved.qkv, places, shape)?;
     let [q, k, v] = query_key_value.matrices(block, &saved.qkv, grains.rows())?;
     let slopes = saved.slopes.as_ref().map(Slice::all);

@@ -139,10 +139,10 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
             workspace;
         forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
         forward::project(self, device, products, qkv, normed, rows)?;
-        query_key_value.prepare(self, device, qkv, rows)?;
         let sequences = SequenceShape::new(pass.piece.sequences(), pass.piece.positions())?;
         let shape = self.attention.shape(sequences)?;
         let places = Places { starts: None, past: Some(pass.past) };
+        query_key_value.prepare(self, device, qkv, rows, places, shape)?;
         query_key_value.turn(self, device, qkv, places, shape)?;
         let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
         let elements = pass.piece.sequences() * state.capacity * self.attention.key_value_width();

@@ -1,24 +1,29 @@
-//! What stands between the projections and attention: clipping and a layer norm over queries and over keys, or rotary positions.
+//! What stands between the projections and attention: clipping, norms of queries and of keys, rotary positions.
 //!
 //! ```text
 //! [q | k | v] = clamp([q | k | v], -clip, clip)        where the model clips
-//! q, k        = layer_norm(q), layer_norm(k)           over all heads together, where the model norms
+//! q, k        = layer_norm(q), layer_norm(k)           over all heads together, as in MPT, or
+//! q, k        = rms_norm(q), rms_norm(k)               of each head, as in Qwen3, where the model norms
+//! q, k        = turned by their positions              where the model has rotary positions
 //! ```
 //!
-//! Both are cheap, so backward forms them again from the projections' product. Rotary positions turn queries and keys where they are
-//! projected, and stay.
+//! All are cheap, so backward forms them again from the projections' product, which is what forward keeps. Without norms, rotary positions
+//! turn queries and keys where they are projected, and stay.
 
-use tidemill_kernels::backend::{NormGradient, NormInput, RotaryInputs};
+use std::ops::Range;
+
+use tidemill_kernels::backend::{KernelGroup, NormGradient, NormInput, RotaryInputs};
 use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::lease::Lease;
-use crate::norm::Norm;
+use crate::norm::{Norm, NormKind};
 use crate::trainable::Device;
-use crate::transformer::block::TransformerBlock;
+use crate::transformer::block::{Attention, TransformerBlock};
 
-/// The layer norms over queries and over keys, each over all heads together.
+/// The norms of queries and of keys, both of one kind: layer norms over all heads together, or by the root mean square of each head, whose
+/// weight all heads share (Henry et al., 2020).
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueryKeyNorms {
     /// Over queries.
@@ -28,9 +33,58 @@ pub struct QueryKeyNorms {
 }
 
 impl QueryKeyNorms {
-    fn both(&self) -> [&Norm; 2] {
-        [&self.query, &self.key]
+    /// What they launch.
+    pub(crate) fn kernels(&self) -> KernelGroup {
+        match self.query.kind {
+            NormKind::RootMeanSquare => KernelGroup::RmsNormOfActivations,
+            NormKind::Layer => KernelGroup::LayerNormOfActivations,
+        }
     }
+
+    /// Statistics of the queries and of the keys of a row.
+    fn row_statistics(&self, attention: &Attention) -> [usize; 2] {
+        match self.query.kind {
+            NormKind::RootMeanSquare => [attention.heads, attention.key_value_heads()],
+            NormKind::Layer => [2, 2],
+        }
+    }
+
+    /// Bytes of what is formed of a row: normed queries and keys, and statistics.
+    pub(crate) fn row_bytes(&self, attention: &Attention, activation: usize) -> usize {
+        let columns = attention.width() + attention.key_value_width();
+        let statistics: usize = self.row_statistics(attention).iter().sum();
+        columns * activation + statistics * size_of::<f32>()
+    }
+
+    /// Queries, then keys, of `grains`.
+    fn parts<'a>(&'a self, attention: &Attention, grains: GrainRows) -> Result<[Part<'a>; 2]> {
+        let [of_query, of_key] =
+            self.row_statistics(attention).map(|of_row| of_row * grains.rows());
+        let (width, shared) = (attention.width(), attention.key_value_width());
+        let part = |norm: &'a Norm, columns: Range<usize>, statistics| -> Result<Part<'a>> {
+            let Norm { kind, width, eps, .. } = *norm;
+            let shape = match kind {
+                NormKind::RootMeanSquare => {
+                    NormShape::rms_of_heads(grains, columns.len() / width, width, eps)?
+                }
+                NormKind::Layer => NormShape::layer(grains, width, eps)?,
+            };
+            Ok(Part { norm, columns, statistics, shape })
+        };
+        Ok([
+            part(&self.query, 0..width, 0..of_query)?,
+            part(&self.key, width..width + shared, of_query..of_query + of_key)?,
+        ])
+    }
+}
+
+/// Queries or keys, and their norm.
+struct Part<'a> {
+    norm: &'a Norm,
+    /// In rows of `[q | k | v]`, and of normed queries and keys.
+    columns: Range<usize>,
+    statistics: Range<usize>,
+    shape: NormShape,
 }
 
 /// Memory for what attention reads, where that is not the projections' product itself.
@@ -51,14 +105,28 @@ pub(crate) struct Places<'a, B: Backend> {
     pub past: Option<Slice<'a, B, u32>>,
 }
 
+impl<'a, B: Backend> Places<'a, B> {
+    fn of(self, table: &'a B::Buffer<f32>) -> RotaryInputs<'a, B> {
+        let Self { starts, past } = self;
+        RotaryInputs { table: Slice::all(table), starts, past }
+    }
+}
+
+impl<B: Backend> Clone for Places<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Backend> Copy for Places<'_, B> {}
+
 struct NormsScratch<B: Backend> {
-    /// `[b t, 2 h p]`: queries, then keys.
+    /// `[b t, (h + g) p]`: queries, then keys.
     normed: B::Buffer<B::Activation>,
-    /// `[2, 2, b t]`: those of queries, then those of keys.
+    /// Those of queries, then those of keys: `[2, b t]` each of layer norms, else `[b t, h]` and `[b t, g]`.
     statistics: B::Buffer<f32>,
-    /// `[grains, h p]`
+    /// `[grains, d]`, d being the norms' width.
     weight_gradients: B::Buffer<f32>,
-    /// `[grains, h p]`, where there are biases.
+    /// `[grains, d]`, where there are biases.
     bias_gradients: B::Buffer<f32>,
 }
 
@@ -84,9 +152,8 @@ impl<B: Backend> QueryKeyValueScratch<B> {
     ) -> Result<Self> {
         let attention = &block.attention;
         let table = match attention.rotary {
-            Some(_) if attention.clip.is_some() || block.query_key_norms.is_some() => {
-                let expected = "neither a clip nor norms of queries and keys";
-                return Err(ModelError::config("rotary positions", expected, "some"));
+            Some(_) if attention.clip.is_some() => {
+                return Err(ModelError::config("rotary positions", "no clip beside them", "one"));
             }
             Some(rotary) => Some(rotary.table_on(device, positions, attention.head_width)?),
             None => None,
@@ -99,11 +166,13 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         };
         let norms = match &block.query_key_norms {
             Some(norms) => {
-                let elements = grains.grains() * width;
+                let elements = grains.grains() * norms.query.width;
                 let biases = norms.query.bias.as_ref().map_or(0, |_| elements);
+                let columns = width + attention.key_value_width();
+                let statistics: usize = norms.row_statistics(attention).iter().sum();
                 Some(NormsScratch {
-                    normed: backend.allocate(stream, rows * 2 * width)?,
-                    statistics: backend.allocate(stream, 4 * rows)?,
+                    normed: backend.allocate(stream, rows * columns)?,
+                    statistics: backend.allocate(stream, rows * statistics)?,
                     weight_gradients: backend.allocate(stream, elements)?,
                     bias_gradients: backend.allocate(stream, biases)?,
                 })
@@ -113,7 +182,8 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(Self { clipped, norms, table })
     }
 
-    /// Turns queries and keys of `qkv[b t, (h + 2 g) p]` by the angles of their positions, where the model does.
+    /// Turns queries and keys of `qkv[b t, (h + 2 g) p]` by the angles of their positions, where the model does and has no norms, whose
+    /// results [`prepare`](Self::prepare) turns.
     pub(crate) fn turn(
         &self,
         block: &TransformerBlock,
@@ -122,13 +192,12 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         places: Places<'_, B>,
         shape: AttentionShape,
     ) -> Result<()> {
-        let Some(table) = &self.table else { return Ok(()) };
+        let (Some(table), None) = (&self.table, &self.norms) else { return Ok(()) };
         let attention = &block.attention;
         let qkv: MatrixMut<'_, B, _> =
             SliceMut::all(qkv).matrix(shape.sequences().rows(), attention.projected_width())?;
         let qk = qkv.columns(0, attention.width() + attention.key_value_width())?;
-        let Places { starts, past } = places;
-        let inputs = RotaryInputs { table: Slice::all(table), starts, past };
+        let inputs = places.of(table);
         Ok(device.backend.rotary_forward(device.stream, qk, inputs, shape)?)
     }
 
@@ -148,13 +217,15 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(device.backend.rotary_backward(device.stream, dqkv, inputs, shape)?)
     }
 
-    /// Forms what attention reads of the projections' product `qkv[b t, 3 h p]`.
+    /// Forms what attention reads of the projections' product `qkv[b t, (h + 2 g) p]`.
     pub(crate) fn prepare(
         &mut self,
         block: &TransformerBlock,
         device: &mut Device<'_, B>,
         qkv: &B::Buffer<B::Activation>,
         pass: Rows<'_, B>,
+        places: Places<'_, B>,
+        shape: AttentionShape,
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let (rows, width) = (pass.grains.rows(), block.attention.width());
@@ -170,19 +241,32 @@ impl<B: Backend> QueryKeyValueScratch<B> {
             Some(clipped) => Slice::all(clipped).matrix(rows, 3 * width)?,
             None => qkv,
         };
-        for (index, norm) in norms.both().into_iter().enumerate() {
+        let both = width + block.attention.key_value_width();
+        for part in norms.parts(&block.attention, pass.grains)? {
+            let Part { norm, columns, statistics, shape } = part;
             let normed: MatrixMut<'_, B, _> =
-                SliceMut::all(&mut scratch.normed).matrix(rows, 2 * width)?;
-            let bias = norm.bias.as_ref().map(|place| pass.parameters.vector(place));
-            backend.layer_norm_forward(
-                stream,
-                normed.columns(index * width, width)?,
-                SliceMut::new(&mut scratch.statistics, index * 2 * rows, 2 * rows)?,
-                NormInput::Activation(input.columns(index * width, width)?),
-                pass.parameters.vector(&norm.weight)?,
-                bias.transpose()?,
-                NormShape::layer(pass.grains, width, norm.eps)?,
-            )?;
+                SliceMut::all(&mut scratch.normed).matrix(rows, both)?;
+            let normed = normed.columns(columns.start, columns.len())?;
+            let places = (statistics.start, statistics.len());
+            let statistics = SliceMut::new(&mut scratch.statistics, places.0, places.1)?;
+            let input = NormInput::Activation(input.columns(columns.start, columns.len())?);
+            let weight = pass.parameters.vector(&norm.weight)?;
+            match norm.kind {
+                NormKind::RootMeanSquare => {
+                    backend.rms_norm_forward(stream, normed, statistics, input, weight, shape)?;
+                }
+                NormKind::Layer => {
+                    let bias = norm.bias.as_ref().map(|place| pass.parameters.vector(place));
+                    let bias = bias.transpose()?;
+                    backend.layer_norm_forward(
+                        stream, normed, statistics, input, weight, bias, shape,
+                    )?;
+                }
+            }
+        }
+        if let Some(table) = &self.table {
+            let normed = SliceMut::all(&mut scratch.normed).matrix(rows, both)?;
+            backend.rotary_forward(stream, normed, places.of(table), shape)?;
         }
         Ok(())
     }
@@ -199,7 +283,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         let qkv = Slice::all(self.clipped.as_ref().unwrap_or(qkv)).matrix(rows, all)?;
         let v = qkv.columns(width + shared, shared)?;
         let qk = match &self.norms {
-            Some(norms) => Slice::all(&norms.normed).matrix(rows, 2 * width)?,
+            Some(norms) => Slice::all(&norms.normed).matrix(rows, width + shared)?,
             None => qkv,
         };
         Ok([qk.columns(0, width)?, qk.columns(width, shared)?, v])
@@ -218,31 +302,39 @@ impl<B: Backend> QueryKeyValueScratch<B> {
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let (rows, width) = (pass.grains.rows(), block.attention.width());
-        let elements = pass.grains.grains() * width;
         let qkv = Slice::all(qkv).matrix(rows, block.attention.projected_width())?;
         if let (Some(scratch), Some(norms)) = (&mut self.norms, &block.query_key_norms) {
             let input = match &self.clipped {
                 Some(clipped) => Slice::all(clipped).matrix(rows, 3 * width)?,
                 None => qkv,
             };
-            for (index, norm) in norms.both().into_iter().enumerate() {
-                let NormsScratch { statistics, weight_gradients, bias_gradients, .. } =
+            for part in norms.parts(&block.attention, pass.grains)? {
+                let Part { norm, columns, statistics, shape } = part;
+                let elements = pass.grains.grains() * norm.width;
+                let NormsScratch { statistics: all, weight_gradients, bias_gradients, .. } =
                     &mut *scratch;
                 let dqkv: MatrixMut<'_, B, _> = SliceMut::all(dqkv).matrix(rows, 3 * width)?;
-                let dbias = match norm.bias {
-                    Some(_) => Some(SliceMut::new(bias_gradients, 0, elements)?),
-                    None => None,
-                };
-                backend.layer_norm_backward(
-                    stream,
-                    NormGradient::InPlace(dqkv.columns(index * width, width)?),
-                    SliceMut::new(weight_gradients, 0, elements)?,
-                    dbias,
-                    NormInput::Activation(input.columns(index * width, width)?),
-                    Slice::new(statistics, index * 2 * rows, 2 * rows)?,
-                    pass.parameters.vector(&norm.weight)?,
-                    NormShape::layer(pass.grains, width, norm.eps)?,
-                )?;
+                let gradient = NormGradient::InPlace(dqkv.columns(columns.start, columns.len())?);
+                let dweight = SliceMut::new(weight_gradients, 0, elements)?;
+                let input = NormInput::Activation(input.columns(columns.start, columns.len())?);
+                let statistics = Slice::new(all, statistics.start, statistics.len())?;
+                let weight = pass.parameters.vector(&norm.weight)?;
+                match norm.kind {
+                    NormKind::RootMeanSquare => {
+                        backend.rms_norm_backward(
+                            stream, gradient, dweight, input, statistics, weight, shape,
+                        )?;
+                    }
+                    NormKind::Layer => {
+                        let dbias = match norm.bias {
+                            Some(_) => Some(SliceMut::new(bias_gradients, 0, elements)?),
+                            None => None,
+                        };
+                        backend.layer_norm_backward(
+                            stream, gradient, dweight, dbias, input, statistics, weight, shape,
+                        )?;
+                    }
+                }
                 let places = [(Some(&norm.weight), &*weight_gradients)];
                 for (place, gradients) in
                     places.into_iter().chain([(norm.bias.as_ref(), &*bias_gradients)])

@@ -50,6 +50,14 @@ pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
         qkv_bias: true,
         ..LlamaConfig::new(13, 8, 1, 4)
     };
+    let qwen3 = LlamaConfig {
+        n_kv_heads: 2,
+        head_width: Some(6),
+        mlp_width: 9,
+        rope_theta: 30.0,
+        qk_norm: true,
+        ..LlamaConfig::new(13, 10, 2, 4)
+    };
     let hybrid = HybridConfig {
         mamba: MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(13, 6, 3) },
         pattern: "mam".parse().expect("a pattern"),
@@ -62,6 +70,7 @@ pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
         ("gpt-neo", gpt_neo.into()),
         ("llama", llama.into()),
         ("qwen2 with a window", qwen2.into()),
+        ("qwen3", qwen3.into()),
         ("hybrid", hybrid.into()),
         ("mamba2", mamba2.into()),
     ]

@@ -15,7 +15,7 @@ use super::arm::Arm;
 use super::fixtures::folder;
 
 /// Written by transformers, and by what LLM Foundry makes of MPT.
-pub const CASES: [&str; 12] = [
+pub const CASES: [&str; 13] = [
     "tied",
     "untied_sharded",
     "bf16",
@@ -27,15 +27,17 @@ pub const CASES: [&str; 12] = [
     "llama",
     "mistral",
     "qwen2",
+    "qwen3",
     "mpt_foundry",
 ];
 
 /// Written by us, and opened by transformers.
-const OURS: [&str; 5] = [
+const OURS: [&str; 6] = [
     "written_by_tidemill",
     "mpt_written_by_tidemill",
     "gpt_neo_written_by_tidemill",
     "llama_written_by_tidemill",
+    "qwen3_written_by_tidemill",
     "mamba2_written_by_tidemill",
 ];
 

@@ -128,7 +128,7 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 23] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 24] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
@@ -139,6 +139,7 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 23] {
         ("attention", attention::attention),
         ("attention_alibi", attention::attention_alibi),
         ("rotary", attention::rotary),
+        ("rms_norm_heads", attention::rms_norm_heads),
         ("rms_norm", rows::rms_norm),
         ("layer_norm", rows::layer_norm),
         ("gelu", feed_forward::gelu),

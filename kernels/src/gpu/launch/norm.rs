@@ -10,7 +10,9 @@ use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, Source};
+use crate::gpu::source::{
+    LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, RMS_NORM_OF_ACTIVATIONS, Source,
+};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::NormShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
@@ -46,6 +48,8 @@ struct Forward {
     rows: u64,
     width: u32,
     eps: f32,
+    heads: u32,
+    unused: u32,
 }
 
 /// `NormBackward` of norm.h.
@@ -68,6 +72,8 @@ struct Backward {
     runs: u64,
     runs_per_grain: u32,
     width: u32,
+    heads: u32,
+    unused: u32,
 }
 
 /// What the norm is of and with.
@@ -97,7 +103,7 @@ type Variants = [[KernelName; 2]; 2];
 pub(in crate::gpu) struct Norm {
     kernel: KernelName,
     source: &'static Source,
-    /// What its statistics are called, and how many a row has.
+    /// What its statistics are called, and how many a row or a head has.
     statistics: (&'static str, usize),
     variants: Variants,
     /// The forward kernel for few rows of a block's width, all of whose loads are wide.
@@ -132,12 +138,36 @@ macro_rules! norm {
     };
 }
 
-/// RMSNorm, forward.
-pub(in crate::gpu) const RMS_NORM_FORWARD: Norm =
-    norm!(forward "rms_norm_forward", RMS_NORM, ("reciprocal_rms", 1); "rms_norm_forward");
-/// RMSNorm, backward.
-pub(in crate::gpu) const RMS_NORM_BACKWARD: Norm =
-    norm!(backward "rms_norm_backward", RMS_NORM, ("reciprocal_rms", 1); "rms_norm_backward");
+/// Reciprocal roots of mean squares.
+const OF_RMS_NORM: (&str, usize) = ("reciprocal_rms", 1);
+
+/// RMSNorm of such an x, forward.
+pub(in crate::gpu) fn rms_norm_forward<D: Driver, P: Precision>(
+    x: &NormInput<'_, Gpu<D, P>>,
+) -> Norm {
+    let kernel = "rms_norm_forward";
+    match x {
+        NormInput::Residual(_) => norm!(forward kernel, RMS_NORM, OF_RMS_NORM; "rms_norm_forward"),
+        NormInput::Activation(_) => {
+            norm!(kernel, RMS_NORM_OF_ACTIVATIONS, OF_RMS_NORM, "rms_norm_forward_activation")
+        }
+    }
+}
+
+/// RMSNorm of such an x, backward.
+pub(in crate::gpu) fn rms_norm_backward<D: Driver, P: Precision>(
+    x: &NormInput<'_, Gpu<D, P>>,
+) -> Norm {
+    let kernel = "rms_norm_backward";
+    match x {
+        NormInput::Residual(_) => {
+            norm!(backward kernel, RMS_NORM, OF_RMS_NORM; "rms_norm_backward")
+        }
+        NormInput::Activation(_) => {
+            norm!(kernel, RMS_NORM_OF_ACTIVATIONS, OF_RMS_NORM, "rms_norm_backward_activation")
+        }
+    }
+}
 
 /// Means, and reciprocal deviations.
 const OF_LAYER_NORM: (&str, usize) = ("statistics", 2);
@@ -212,20 +242,24 @@ impl Operands {
         }
     }
 
-    /// Checks x, and adds it.
+    /// Checks x, and whether such a norm has heads, and adds it.
     fn place_input<D: Driver, P: Precision>(
         &mut self,
-        kernel: KernelName,
+        norm: &Norm,
         x: &NormInput<'_, Gpu<D, P>>,
         shape: NormShape,
     ) -> Result<PlacedRows> {
-        let (rows, width) = (shape.grains().rows(), shape.width());
+        let kernel = norm.kernel;
+        if !std::ptr::eq(norm.source, &raw const RMS_NORM_OF_ACTIVATIONS) {
+            shape.check_whole_rows(kernel)?;
+        }
+        let (rows, columns) = (shape.grains().rows(), shape.columns());
         let (operands, placed) = match x {
             NormInput::Residual(x) => {
-                (&mut self.fp32, (x.address(), row_stride(kernel, "x", x, rows, width)?))
+                (&mut self.fp32, (x.address(), row_stride(kernel, "x", x, rows, columns)?))
             }
             NormInput::Activation(x) => {
-                (&mut self.activations, (x.address(), row_stride(kernel, "x", x, rows, width)?))
+                (&mut self.activations, (x.address(), row_stride(kernel, "x", x, rows, columns)?))
             }
         };
         operands.push(placed);
@@ -253,7 +287,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: NormShape,
     ) -> Result<()> {
         let kernel = norm.kernel;
-        let (rows, width) = (shape.grains().rows(), shape.width());
+        let (rows, width) = (shape.normed().rows(), shape.width());
         let (name, per_row) = norm.statistics;
         exactly_mut(kernel, name, &statistics, per_row * rows)?;
         exactly(kernel, "weight", &inputs.weight, width)?;
@@ -261,9 +295,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             exactly(kernel, "bias", bias, width)?;
         }
         let mut operands = Operands::default();
-        let (x, x_stride) = operands.place_input(kernel, &inputs.x, shape)?;
+        let (x, x_stride) = operands.place_input(norm, &inputs.x, shape)?;
         let arguments = Forward {
-            y_stride: row_stride_mut(kernel, "y", &y, rows, width)?,
+            y_stride: row_stride_mut(kernel, "y", &y, shape.grains().rows(), shape.columns())?,
             y: y.address(),
             statistics: statistics.address(),
             x,
@@ -273,6 +307,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             rows: rows as u64,
             width: size32(kernel, "width", width)?,
             eps: shape.eps(),
+            heads: size32(kernel, "heads", shape.heads())?,
+            unused: 0,
         };
         // No bias lies at 0, which is aligned.
         operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
@@ -300,7 +336,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ) -> Result<()> {
         let kernel = norm.kernel;
         let (grains, width) = (shape.grains(), shape.width());
-        let rows = grains.rows();
+        let (rows, columns) = (grains.rows(), shape.columns());
         let elements = grains.grains() * width;
         if !gradient.is_of(&saved.x) {
             return Err(KernelError::shape(kernel, "gradient", "that of the kind of x", "another"));
@@ -311,10 +347,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             exactly_mut(kernel, "dbias", dbias, elements)?;
         }
         let (name, per_row) = norm.statistics;
-        exactly(kernel, name, &saved.statistics, per_row * rows)?;
+        exactly(kernel, name, &saved.statistics, per_row * shape.normed().rows())?;
         exactly(kernel, "weight", &saved.weight, width)?;
         let mut operands = Operands::default();
-        let (x, x_stride) = operands.place_input(kernel, &saved.x, shape)?;
+        let (x, x_stride) = operands.place_input(norm, &saved.x, shape)?;
         let mut rounded_to = (Address::NULL, 0);
         let ((dx, dx_stride), (dy, dy_stride)) = match gradient {
             NormGradient::Residual { dx, rounded, dy } => {
@@ -327,13 +363,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 (dx, (dy.address(), row_stride(kernel, "dy", &dy, rows, width)?))
             }
             NormGradient::InPlace(dx) => {
-                let dx = (dx.address(), row_stride_mut(kernel, "dx", &dx, rows, width)?);
+                let dx = (dx.address(), row_stride_mut(kernel, "dx", &dx, rows, columns)?);
                 (dx, dx)
             }
         };
         // No copy lies at 0, which is aligned.
         operands.activations.extend([(dy, dy_stride), rounded_to]);
-        let runs = Runs::new(kernel, grains, RUN_ROWS, width)?;
+        let runs = Runs::new(kernel, shape.normed(), RUN_ROWS, width)?;
         let sums = self.partial_sums(stream, [dweight.address(), dbias.address()], runs)?;
         let arguments = Backward {
             dx,
@@ -352,6 +388,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             runs: runs.runs as u64,
             runs_per_grain: runs.runs_per_grain,
             width: runs.width,
+            heads: size32(kernel, "heads", shape.heads())?,
+            unused: 0,
         };
         operands.fp32.push((arguments.weight, 0));
         let access = operands.access::<P::Activation>(width);

@@ -1,7 +1,7 @@
 //! Causal attention, as a transformer block of the size's width calls it.
 
-use tidemill_kernels::backend::{AttentionInputs, RotaryInputs};
-use tidemill_kernels::shape::{AttentionShape, SequenceShape};
+use tidemill_kernels::backend::{AttentionInputs, NormGradient, NormInput, RotaryInputs};
+use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
 use super::SequenceSize;
@@ -127,4 +127,43 @@ pub(super) fn rotary<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -
         line("forward", bytes(2 * turned), forward),
         line("backward", bytes(3 * width + left), backward),
     ])
+}
+
+/// The norm of each head of queries.
+pub(super) fn rms_norm_heads<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let [heads, head_width] = heads(size.width());
+    let (rows, columns) = (size.rows(), heads * head_width);
+    let grains = GrainRows::new(rows, size.positions)?;
+    let shape = NormShape::rms_of_heads(grains, heads, head_width, 1e-6)?;
+    let (x, weight) = (bench.activations(rows * columns)?, bench.floats(head_width, [0.5, 1.5])?);
+    let mut gradient = bench.activations(rows * columns)?;
+    let mut y = bench.room::<B::Activation>(rows * columns)?;
+    let mut reciprocal_rms = bench.room::<f32>(rows * heads)?;
+    let mut dweight = bench.room::<f32>(grains.grains() * head_width)?;
+    let input = || Slice::all(&x).matrix(rows, columns).map(NormInput::Activation);
+    let forward = bench.milliseconds(|backend, stream| {
+        let y = SliceMut::all(&mut y).matrix(rows, columns)?;
+        let reciprocal_rms = SliceMut::all(&mut reciprocal_rms);
+        backend.rms_norm_forward(stream, y, reciprocal_rms, input()?, Slice::all(&weight), shape)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        let gradient = SliceMut::all(&mut gradient).matrix(rows, columns)?;
+        backend.rms_norm_backward(
+            stream,
+            NormGradient::InPlace(gradient),
+            SliceMut::all(&mut dweight),
+            input()?,
+            Slice::all(&reciprocal_rms),
+            Slice::all(&weight),
+            shape,
+        )
+    })?;
+    let line = |direction, arrays: usize, milliseconds| Measurement {
+        kernel: "rms_norm_heads",
+        direction,
+        shape: format!("({rows}, {heads}, {head_width})"),
+        work: Work::bytes(bench.activation_bytes() * (arrays * rows * columns) as f64),
+        milliseconds,
+    };
+    Ok(vec![line("forward", 2, forward), line("backward", 3, backward)])
 }

@@ -51,18 +51,20 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
     let mut dweight = bench.room::<f32>(grains.grains() * d)?;
     let forward = bench.milliseconds(|backend, stream| {
         let y = SliceMut::all(&mut y).matrix(rows, d)?;
-        let x = Slice::all(&x).matrix(rows, d)?;
+        let x = NormInput::Residual(Slice::all(&x).matrix(rows, d)?);
         let reciprocal_rms = SliceMut::all(&mut reciprocal_rms);
         backend.rms_norm_forward(stream, y, reciprocal_rms, x, Slice::all(&weight), shape)
     })?;
     let backward = bench.milliseconds(|backend, stream| {
         backend.rms_norm_backward(
             stream,
-            SliceMut::all(&mut dx).matrix(rows, d)?,
-            Some(SliceMut::all(&mut rounded).matrix(rows, d)?),
+            NormGradient::Residual {
+                dx: SliceMut::all(&mut dx).matrix(rows, d)?,
+                rounded: Some(SliceMut::all(&mut rounded).matrix(rows, d)?),
+                dy: Slice::all(&dy).matrix(rows, d)?,
+            },
             SliceMut::all(&mut dweight),
-            Slice::all(&dy).matrix(rows, d)?,
-            Slice::all(&x).matrix(rows, d)?,
+            NormInput::Residual(Slice::all(&x).matrix(rows, d)?),
             Slice::all(&reciprocal_rms),
             Slice::all(&weight),
             shape,

@@ -4,11 +4,12 @@ use super::super::document::Value;
 use super::super::translation::Translation;
 
 /// What a model of Hugging Face is told by, in lower case, and the family that reads it.
-const FAMILIES: [(&str, &str); 6] = [
+const FAMILIES: [(&str, &str); 7] = [
     ("gpt-neo-", "GPT-Neo"),
     ("llama", "Llama"),
     ("mistral", "Mistral"),
     ("qwen2", "Qwen2"),
+    ("qwen3", "Qwen3"),
     ("mpt", "MPT"),
     ("mamba", "Mamba"),
 ];
@@ -171,7 +172,7 @@ fn hugging_face(translation: &mut Translation) -> Result<(), String> {
     if family.is_none() {
         translation.leave(
             &[path],
-            "Not known to be a Mamba, MPT, GPT-Neo, Llama, Mistral or Qwen2, which alone are read",
+            "Not known to be a Mamba, MPT, GPT-Neo, Llama, Mistral, Qwen2 or Qwen3, which alone are read",
         );
     }
     translation.fill_in("model.from", name, &["model.name", path], &what);
