@@ -11,14 +11,17 @@ use tidemill::streaming_data::DataSet;
 use crate::support::Workbench;
 use crate::support::workbench::SEQ_LEN;
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 10] = [
     ("mpt_125m.yaml", include_str!("fixtures/import/mpt_125m.yaml")),
     ("mpt_1b.yaml", include_str!("fixtures/import/mpt_1b.yaml")),
     ("mpt_7b.yaml", include_str!("fixtures/import/mpt_7b.yaml")),
+    ("mpt_small_cpu.yaml", include_str!("fixtures/import/mpt_small_cpu.yaml")),
     ("finetuning.yaml", include_str!("fixtures/import/finetuning.yaml")),
     ("zero1.json", include_str!("fixtures/import/zero1.json")),
+    ("zero1_lamb.json", include_str!("fixtures/import/zero1_lamb.json")),
     ("zero2.json", include_str!("fixtures/import/zero2.json")),
     ("zero3_auto.json", include_str!("fixtures/import/zero3_auto.json")),
+    ("zero3_nvme.json", include_str!("fixtures/import/zero3_nvme.json")),
 ];
 
 fn text_of(name: &str) -> &'static str {
@@ -220,8 +223,39 @@ fn configs_of_deepspeed_come_to_the_numbers_that_they_have() {
     let second = accepted(&bench, "zero2.json", &[DATA]);
     assert_eq!(second.pointer("/parallel/shard"), Some(&"gradients".into()));
     assert_eq!(second.pointer("/schedule/final_fraction"), Some(&0.1.into()));
-    let third = accepted(&bench, "zero3_auto.json", &[DATA]);
-    assert_eq!(third.pointer("/parallel/shard"), Some(&"parameters".into()));
+    for name in ["zero3_auto.json", "zero3_nvme.json"] {
+        let third = accepted(&bench, name, &[DATA]);
+        assert_eq!(third.pointer("/parallel/shard"), Some(&"parameters".into()));
+    }
+    let lamb = accepted(&bench, "zero1_lamb.json", &[DATA]);
+    for (key, expected) in [
+        ("/run/steps", Value::from(90_000)),
+        ("/batch/samples_per_step", 1024.into()),
+        ("/optimizer/name", "adamw".into()),
+        ("/optimizer/learning_rate", 2e-4.into()),
+        ("/optimizer/betas", vec![0.9, 0.98].into()),
+        ("/optimizer/eps", 1e-6.into()),
+        ("/optimizer/clip_norm", 0.5.into()),
+        ("/schedule/warmup_steps", 600.into()),
+    ] {
+        assert_eq!(lamb.pointer(key), Some(&expected), "{key} of {lamb}");
+    }
+}
+
+/// What is written trains, with nothing but the folders of data set and evaluation filled in.
+#[test]
+fn a_small_file_trains_as_it_is_imported() {
+    let bench = Workbench::new();
+    bench.write("imported.toml", imported(&bench, "mpt_small_cpu.yaml"));
+    let filled_in = ["--set", DATA, "--set", EVALUATION, "--set", "device.backend=\"cpu\""];
+    bench.tidemill(&[&["train", "imported.toml", "-w", "2"][..], &filled_in].concat()).expect(0);
+    let run = bench.path("runs/mpt-small-cpu");
+    let steps = tidemill::metrics::read::<tidemill::metrics::StepMetrics>(&run).unwrap();
+    let rates: Vec<f64> = steps.iter().map(|line| line.learning_rate).collect();
+    assert_eq!(rates, [5e-4, 1e-3, 1e-3, 1e-3]);
+    let evaluated = std::fs::read_to_string(run.join("evaluation.jsonl")).unwrap();
+    assert_eq!(evaluated.lines().count(), 2, "every 2 of 4 steps: {evaluated}");
+    assert_eq!(steps[0].memory.is_some(), cfg!(target_os = "linux"), "{:?}", steps[0]);
 }
 
 #[test]
@@ -230,7 +264,10 @@ fn what_is_not_taken_over_stands_at_the_top() {
     for (name, paths) in [
         ("mpt_1b.yaml", &["precision", "model.attn_config.attn_pdrop", "some_new_key"][..]),
         ("mpt_7b.yaml", &["model.attn_config.rope", "scheduler.name", "optimizer.name"]),
+        ("mpt_small_cpu.yaml", &["eval_gauntlet", "loggers.mlflow.experiment_name"]),
         ("finetuning.yaml", &["model.peft_config.r", "train_loader.name"]),
+        ("zero1_lamb.json", &["optimizer.type", "optimizer.params.max_coeff", "fp16.enabled"]),
+        ("zero3_nvme.json", &["zero_optimization.offload_param.nvme_path", "aio.block_size"]),
         ("zero2.json", &["fp16.enabled", "optimizer.type"]),
     ] {
         let written = imported(&bench, name);

@@ -1,5 +1,6 @@
 //! Runs that are watched while they train: events for TensorBoard, numbers for Prometheus.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -164,6 +165,23 @@ fn a_trace_has_every_operator_and_thread() {
         let names = spans(&events, &format!("worker {worker}: operators"));
         assert!(names.iter().any(|name| name == "ForwardBackward"));
     }
+    let some = ["--set", "run.dir=some", "--trace-steps", "3..4", "-w", "2"];
+    bench.tidemill(&[&traced[..], &some].concat()).expect(0);
+    let events = trace(&bench.path("trace.json"));
+    let device = events.iter().filter(|event| event["name"] == "forward and backward");
+    let steps: BTreeSet<u64> =
+        device.map(|event| event["args"]["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, BTreeSet::from([3, 4]));
+    for worker in 0..2 {
+        let names = spans(&events, &format!("worker {worker}: operators"));
+        assert!(names.iter().any(|name| name == "ForwardBackward"), "{names:?}");
+    }
+    for wrong in ["4..3", "0..3", "3", "a..b"] {
+        let wrong = [&traced[..], &["--trace-steps", wrong]].concat();
+        bench.tidemill(&wrong).refused(2, &["--trace-steps", "counted from 1"]);
+    }
+    let alone = ["train", "run.toml", "--trace-steps", "3..4"];
+    bench.tidemill(&alone).refused(2, &["--trace"]);
     let nowhere = ["train", "run.toml", "--set", "run.dir=third", "--trace", "no/trace.json"];
     bench.tidemill(&nowhere).refused(1, &["--trace: writing no/trace.json failed"]);
 }

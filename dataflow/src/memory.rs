@@ -1,4 +1,4 @@
-//! What memory this machine has left.
+//! What memory this machine has left, and what this process holds of it.
 
 use std::path::Path;
 
@@ -16,8 +16,22 @@ pub(crate) fn available_bytes() -> usize {
     }
 }
 
+/// Memory of the machine that this process holds now, as Linux counts it (VmRSS); none where the system does not say.
+pub(crate) fn resident_bytes() -> Option<usize> {
+    of_process(&std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
 fn of_machine(meminfo: &str) -> Option<usize> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kibibytes(meminfo, "MemAvailable:")
+}
+
+fn of_process(status: &str) -> Option<usize> {
+    kibibytes(status, "VmRSS:")
+}
+
+/// The bytes of a line such as `VmRSS: 3 kB`.
+fn kibibytes(text: &str, name: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
 }
@@ -53,5 +67,15 @@ mod tests {
         assert_eq!(of_group(folder.path()), Some(0));
         assert_eq!(of_machine("MemTotal: 9 kB\nMemAvailable:   3 kB\n"), Some(3 << 10));
         assert!(available_bytes() > 0);
+    }
+
+    #[test]
+    fn a_process_holds_what_it_has_written() {
+        assert_eq!(of_process("VmHWM: 9 kB\nVmRSS:\t   3 kB\n"), Some(3 << 10));
+        assert_eq!(of_process("VmRSS: many\n"), None);
+        let Some(before) = resident_bytes() else { return assert!(!cfg!(target_os = "linux")) };
+        let written = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let with = resident_bytes().unwrap();
+        assert!(with >= before + written.len() / 2, "{before}, then {with}");
     }
 }

@@ -68,6 +68,21 @@ pub struct StepMetrics {
     /// What communication took of worker 0; none where a worker trains alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<Communication>,
+    /// What memory was held when the step was done: in the first line of a start, and from then on about once a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUse>,
+}
+
+/// Memory that is held, as it was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// Resident bytes of process 0, files that it has mapped included; none where the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<u64>,
+    /// Bytes by which less of the memory of worker 0's device is free than before its workers began; so what other programs take
+    /// meanwhile counts too. None where buffers lie in host memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
 }
 
 /// An open log of a run.
@@ -196,6 +211,7 @@ mod tests {
             tokens_per_second: 5.0,
             elapsed_seconds: step as f64,
             communication: None,
+            memory: None,
         }
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::{JobError, Result};
-use crate::metrics::StepMetrics;
+use crate::metrics::{MemoryUse, StepMetrics};
 use crate::operators::EvaluationReport;
 
 /// The folder of these files in a run folder.
@@ -80,6 +80,10 @@ impl EventFile {
             values.push(("communication/milliseconds", communication.milliseconds));
             values.push(("communication/exposed_milliseconds", communication.exposed_milliseconds));
         }
+        if let Some(MemoryUse { host_bytes, device_bytes }) = metrics.memory {
+            let held = [("memory/host_bytes", host_bytes), ("memory/device_bytes", device_bytes)];
+            values.extend(held.iter().filter_map(|(tag, bytes)| Some((*tag, (*bytes)? as f64))));
+        }
         self.scalars(metrics.step, &values)
     }
 
@@ -89,7 +93,7 @@ impl EventFile {
     /// As [`step`](Self::step).
     pub fn evaluation(&mut self, report: &EvaluationReport) -> Result<()> {
         let mut values = vec![("evaluation/loss".to_owned(), report.loss)];
-        for (task, metrics) in &report.tasks {
+        for (task, metrics) in report.tasks.iter().chain(&report.suites) {
             values.extend(
                 metrics.iter().map(|(name, value)| (format!("evaluation/{task}/{name}"), *value)),
             );
@@ -221,12 +225,14 @@ mod tests {
             tokens_per_second: 3.0,
             elapsed_seconds: 4.0,
             communication: None,
+            memory: Some(MemoryUse { host_bytes: Some(1 << 30), device_bytes: None }),
         };
         events.step(&metrics).unwrap();
         let scores = [("acc".to_owned(), 0.5)].into();
         let tasks = [("piqa".to_owned(), scores)].into();
-        let report =
-            EvaluationReport { step: 301, loss: 2.25, tokens: 4, log_likelihoods: vec![], tasks };
+        let suites = [("own".to_owned(), [("all".to_owned(), 0.25)].into())].into();
+        let (step, answers) = (301, Vec::new());
+        let report = EvaluationReport { step, loss: 2.25, tokens: 4, answers, tasks, suites };
         events.evaluation(&report).unwrap();
         let files: Vec<_> = std::fs::read_dir(folder.path().join(FOLDER)).unwrap().collect();
         let records = records(&std::fs::read(files[0].as_ref().unwrap().path()).unwrap());
@@ -240,9 +246,14 @@ mod tests {
         };
         contains(&records[2], &[b"\x0a\x0atrain/loss\x15", &2.5_f32.to_le_bytes()[..]].concat());
         contains(&records[2], b"train/tokens_per_second");
+        let held =
+            [b"\x0a\x11memory/host_bytes\x15", &1_073_741_824.0_f32.to_le_bytes()[..]].concat();
+        ends_with(&records[2], &held);
         let loss = [b"\x0a\x0fevaluation/loss\x15", &2.25_f32.to_le_bytes()[..]].concat();
         contains(&records[3], &loss);
         let score = [b"\x0a\x13evaluation/piqa/acc\x15", &0.5_f32.to_le_bytes()[..]].concat();
-        ends_with(&records[3], &score);
+        contains(&records[3], &score);
+        let average = [b"\x0a\x12evaluation/own/all\x15", &0.25_f32.to_le_bytes()[..]].concat();
+        ends_with(&records[3], &average);
     }
 }

@@ -26,8 +26,8 @@ const SUITES: [(&str, &str); 1] = [("foundry", include_str!("../suites/foundry.t
 pub struct Found {
     /// The tasks, each with the few-shot examples that a suite asks for.
     pub tasks: Vec<(Task, Option<usize>)>,
-    /// The suite, with the tasks' names in results.
-    pub suite: Option<Suite>,
+    /// The suite, with the tasks' names in results, and what it is called itself.
+    pub suite: Option<(String, Suite)>,
 }
 
 /// The names of all, for help and errors.
@@ -38,10 +38,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// The task or suite of a name or file.
 ///
 /// # Errors
-/// Neither a name that is built in nor a file, or a file that is no task or suite.
+/// Neither a name that is built in nor a file, a file that is no task or suite, or a suite of a task without an accuracy.
 pub fn find(name: &str) -> Result<Found> {
     if let Some((name, text)) = SUITES.iter().find(|(own, _)| *own == name) {
-        return of_suite(Suite::parse(text, name)?, None);
+        return of_suite(name, Suite::parse(text, name)?, None);
     }
     if TASKS.iter().any(|(own, _)| *own == name) {
         return Ok(Found { tasks: vec![(task(name, None)?, None)], suite: None });
@@ -53,21 +53,27 @@ pub fn find(name: &str) -> Result<Found> {
         return Err(EvaluationError::task(name, what));
     }
     if Suite::is_one(&read_text(path)?) {
-        return of_suite(Suite::open(path)?, path.parent());
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        return of_suite(&stem, Suite::open(path)?, path.parent());
     }
     Ok(Found { tasks: vec![(Task::open(path)?, None)], suite: None })
 }
 
-fn of_suite(mut suite: Suite, folder: Option<&Path>) -> Result<Found> {
+fn of_suite(own_name: &str, mut suite: Suite, folder: Option<&Path>) -> Result<Found> {
     let mut tasks = Vec::new();
     for Entry { task: name, fewshot, .. } in
         suite.categories.iter_mut().flat_map(|of| &mut of.tasks)
     {
         let task = task(name, folder)?;
+        if !task.metrics.iter().any(|metric| metric.is_accuracy()) {
+            let what =
+                format!("{name}: expected a task with an accuracy, which averages are formed of");
+            return Err(EvaluationError::task(own_name, what));
+        }
         name.clone_from(&task.name);
         tasks.push((task, *fewshot));
     }
-    Ok(Found { tasks, suite: Some(suite) })
+    Ok(Found { tasks, suite: Some((own_name.to_owned(), suite)) })
 }
 
 /// A built-in task, or that of a file, of which a relative path begins at `folder`.
@@ -99,7 +105,7 @@ mod tests {
             (Kind::Schema, &[Metric::Acc][..])
         );
         let found = find("foundry").expect("a suite");
-        assert_eq!(found.tasks.len(), found.suite.expect("one").entries().count());
+        assert_eq!(found.tasks.len(), found.suite.expect("one").1.entries().count());
     }
 
     #[test]
@@ -123,7 +129,16 @@ mod tests {
         let names: Vec<_> =
             found.tasks.iter().map(|(task, shots)| (task.name.as_str(), *shots)).collect();
         assert_eq!(names, [("mine", Some(2)), ("copa", None)]);
-        assert_eq!(found.suite.expect("one").categories[0].tasks[0].task, "mine");
+        assert_eq!(found.suite.expect("one").1.categories[0].tasks[0].task, "mine");
+        let perplexity = text.replace(r#"["acc", "acc_norm"]"#, r#"["perplexity"]"#);
+        assert_ne!(perplexity, text);
+        let perplexity = perplexity
+            .replace("multiple_choice", "language_modelling")
+            .replace("choices = [\"{sol1}\", \"{sol2}\"]", "continuation = \"{sol1}\"")
+            .replace("gold = \"label\"", "");
+        write("mine.toml", &perplexity);
+        let wrong = find(&suite).unwrap_err().to_string();
+        assert!(wrong.starts_with("suite: mine.toml: expected a task with an accuracy"), "{wrong}");
         let wrong = find("piqua").unwrap_err().to_string();
         assert!(
             wrong.starts_with("piqua: expected a task or suite file (.toml) or one of foundry, "),

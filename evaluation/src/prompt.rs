@@ -3,12 +3,14 @@
 //! With [`Tokenization::Joint`], as lm-eval: `description`, then `context answer_delimiter answer example_delimiter` for each
 //! example, then the context; `answer_delimiter` begins the continuation. With [`Tokenization::Separate`], as LLM Foundry:
 //! `description` and the examples `context answer_delimiter answer` with `example_delimiter` between them are one part; that
-//! delimiter, the context and `answer_delimiter` are the next.
+//! delimiter, the context and `answer_delimiter` are the next, without white space at its end. The contexts of a schema keep theirs:
+//! of what is behind them only the delimiter loses it, and without examples there is none.
 
 use std::collections::BTreeMap;
 
 use crate::document::Document;
-use crate::task::{Task, Tokenization};
+use crate::filter::is_space;
+use crate::task::{Kind, Task, Tokenization};
 
 /// The text before an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,12 +97,27 @@ impl Prompt {
         let context = match task.tokenization {
             Tokenization::Joint => asked.to_owned(),
             Tokenization::Separate => {
-                let before = if preamble.is_empty() { "" } else { &delimiters.examples };
-                format!("{before}{asked}{}", delimiters.answer)
+                let (before, behind) = match (preamble.is_empty(), task.kind) {
+                    (true, Kind::Schema) => ("", ""),
+                    (true, _) => ("", delimiters.answer.as_str()),
+                    (false, Kind::Schema) => {
+                        (delimiters.examples.as_str(), trimmed_end(&delimiters.answer))
+                    }
+                    (false, _) => (delimiters.examples.as_str(), delimiters.answer.as_str()),
+                };
+                let context = format!("{before}{asked}{behind}");
+                match task.kind {
+                    Kind::Schema => context,
+                    _ => trimmed_end(&context).to_owned(),
+                }
             }
         };
         Self { preamble, context }
     }
+}
+
+fn trimmed_end(text: &str) -> &str {
+    text.trim_end_matches(is_space)
 }
 
 #[cfg(test)]

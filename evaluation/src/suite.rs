@@ -21,6 +21,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::{EvaluationError, Result};
+use crate::metrics::Measured;
 use crate::task::{read_text, toml_error};
 
 /// Categories of tasks.
@@ -111,6 +112,22 @@ impl Suite {
     /// The tasks of all categories.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.categories.iter().flat_map(|category| &category.tasks)
+    }
+
+    /// The averages of tasks whose metrics are `measured`, by the names that its entries have: each task counts by its first metric that
+    /// is an accuracy.
+    ///
+    /// # Panics
+    /// As [`averages`](Self::averages).
+    pub fn averages_of<'a>(
+        &self,
+        measured: impl Iterator<Item = (&'a str, &'a [Measured])>,
+    ) -> Vec<Average> {
+        let accuracies = measured.filter_map(|(task, measured)| {
+            let accuracy = measured.iter().find(|of| of.metric.is_accuracy())?;
+            Some((task.to_owned(), accuracy.value))
+        });
+        self.averages(&accuracies.collect())
     }
 
     /// The means of the categories and of all, from the accuracy of each task by the name that its entry has.

@@ -67,6 +67,11 @@ pub enum Metric {
 }
 
 impl Metric {
+    /// Whether it is a share of right answers.
+    pub fn is_accuracy(self) -> bool {
+        self != Self::Perplexity
+    }
+
     /// Its name in task files and results.
     pub fn name(self) -> &'static str {
         match self {

@@ -4,8 +4,8 @@
 //! `whole = encode(context + continuation)`, and what is behind as many tokens as `encode(context)` has is the continuation's.
 //! Of an empty context the prefix token takes the place, unless the continuation begins with it.
 //!
-//! [`Tokenization::Separate`] is LLM Foundry's: the preamble with special tokens, less an end of sequence behind it; the context without
-//! white space at its end; and the continuation, with a space before it where the tokenizer has a token for `" a"`.
+//! [`Tokenization::Separate`] is LLM Foundry's: the preamble with special tokens, less an end of sequence behind it; the context; and
+//! the continuation, with a space before it where the tokenizer has a token for `" a"`.
 //!
 //! What is longer than the model can take loses tokens on the left.
 
@@ -142,7 +142,7 @@ impl Vocabulary<'_> {
         if context.len() > 1 && self.end.is_some() && context.last().copied() == self.end {
             context.pop();
         }
-        context.extend(encode(prompt.context.trim_end_matches(is_space))?);
+        context.extend(encode(&prompt.context)?);
         let needs_space = !continuation.starts_with(' ') && encode(" a")?.len() == 1;
         let space = if needs_space { " " } else { "" };
         Ok([context, encode(&format!("{space}{continuation}"))?])
@@ -270,7 +270,7 @@ mod tests {
     fn each_by_itself_shares_no_token() {
         let separate =
             |texts| request(vocabulary(None), Tokenization::Separate, texts).expect("a request");
-        let asked = separate(["q>", "xa  ", "b"]);
+        let asked = separate(["q>", "xa", "b"]);
         // The end of a sequence behind the preamble goes; " a" is a token, so the answer gets a space.
         assert_eq!(
             split(&asked),

@@ -148,10 +148,11 @@ fn tasks_of_llm_foundry_ask_to_the_character() {
     let asked_of = |task, rows: &[Value], shots| asked(&planned(task, rows, &[], shots));
     // A byte is a token, so " a" is none, and no continuation needs a space.
     let alone = asked_of("foundry/piqa", &[row("Question: what shines?\n", 0)], 0);
-    assert_eq!(alone, pairs("Question: what shines?\nAnswer:", &["sun", "moon"]));
+    assert_eq!(alone, pairs("Question: what shines?\nAnswer:", &[" sun", "moon"]));
     let two = asked_of("foundry/arc_easy", &[row("Q", 1), row("E", 0)], 1);
-    assert_eq!(two[..2], pairs("E\nAnswer: sun\nQ\nAnswer:", &["sun", "moon"]));
-    assert_eq!(two[2..], pairs("Q\nAnswer: moon\nE\nAnswer:", &["sun", "moon"]));
+    // White space around a choice stays: only texts of their own lose it, not those of a list.
+    assert_eq!(two[..2], pairs("E\nAnswer:  sun\nQ\nAnswer:", &[" sun", "moon"]));
+    assert_eq!(two[2..], pairs("Q\nAnswer: moon\nE\nAnswer:", &[" sun", "moon"]));
 
     let row =
         json!({ "context_options": ["as Ann", "as Eve"], "continuation": "knew more.", "gold": 1 });

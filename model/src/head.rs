@@ -104,10 +104,46 @@ impl Head {
         pass: &HeadPass<'_, B>,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
+        self.forward_with(device, losses, None, pass, scratch)
+    }
+
+    /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and its likeliest token, as
+    /// [`Backend::likeliest_of_activations`] finds it.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_likeliest<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        likeliest: &mut B::Buffer<u32>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        self.forward_with(device, losses, Some(likeliest), pass, scratch)
+    }
+
+    fn forward_with<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        mut likeliest: Option<&mut B::Buffer<u32>>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
         self.normalize(device, pass, scratch)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
             for rows in chunks(device.backend, grains.range(grain)) {
+                self.chunk_logits(device, pass, scratch, &rows)?;
+                if let Some(likeliest) = likeliest.as_deref_mut() {
+                    let Device { backend, stream } = device;
+                    let tokens = SliceMut::new(likeliest, rows.start, rows.len())?;
+                    let logits = Slice::new(&scratch.logits, 0, rows.len() * self.table_rows())?;
+                    let logits = logits.matrix(rows.len(), self.table_rows())?;
+                    let logits = logits.columns(0, self.vocab_size)?;
+                    backend.likeliest_of_activations(stream, tokens, logits, self.logit_scale)?;
+                }
                 self.chunk_losses(device, losses, pass, scratch, rows, LogitGradient::None)?;
             }
         }
@@ -160,7 +196,25 @@ impl Head {
         self.norm.forward(device, normed, norm, pass)
     }
 
-    /// Leaves the logits of `rows`, or their gradient, in the scratch.
+    /// Leaves the logits of `rows` in the scratch.
+    fn chunk_logits<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+        rows: &Range<usize>,
+    ) -> Result<()> {
+        let table_rows = self.table_rows();
+        Ok(device.backend.matmul(
+            device.stream,
+            SliceMut::all(&mut scratch.logits).matrix(rows.len(), table_rows)?,
+            rows_of(&scratch.normed, rows, self.width)?,
+            pass.table.weight(&self.table, table_rows, self.width)?.transposed(),
+            Output::Overwrite,
+        )?)
+    }
+
+    /// The losses of `rows`, whose logits are in the scratch; their gradient takes the place of the logits where it is wanted.
     fn chunk_losses<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -172,13 +226,6 @@ impl Head {
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let table_rows = self.table_rows();
-        backend.matmul(
-            stream,
-            SliceMut::all(&mut scratch.logits).matrix(rows.len(), table_rows)?,
-            rows_of(&scratch.normed, &rows, self.width)?,
-            pass.table.weight(&self.table, table_rows, self.width)?.transposed(),
-            Output::Overwrite,
-        )?;
         Ok(backend.cross_entropy(
             stream,
             SliceMut::new(losses, rows.start, rows.len())?,
@@ -204,6 +251,7 @@ impl Head {
         let mut output = Output::Overwrite;
         for chunk in chunks(device.backend, rows.clone()) {
             let gradient = LogitGradient::InPlace;
+            self.chunk_logits(device, pass, scratch, &chunk)?;
             self.chunk_losses(device, losses, pass, scratch, chunk.clone(), gradient)?;
             let Device { backend, stream } = device;
             let HeadScratch { normed, grad_normed, logits, grad_table, .. } = &mut *scratch;

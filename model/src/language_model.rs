@@ -82,6 +82,13 @@ pub struct Workspace<B: Backend> {
     grad: ResidualGradient<B>,
 }
 
+/// What a forward pass leaves of every row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Losses,
+    LossesAndLikeliest,
+}
+
 impl<B: Backend> LanguageModel<B> {
     /// As it is, but keeping or forming again what blocks leave for backward as `recompute` says.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
@@ -202,21 +209,35 @@ impl<B: Backend> LanguageModel<B> {
         parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<f32>> {
+        self.enqueue_losses(device, workspace, parameters, microbatch, Wanted::Losses)?;
+        workspace.batch.read_losses(device, microbatch.shape())
+    }
+
+    /// Forms the losses of a microbatch on the device.
+    fn enqueue_losses(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Workspace<B>,
+        parameters: &mut dyn ParameterSource<B>,
+        microbatch: Microbatch<'_>,
+        wanted: Wanted,
+    ) -> Result<()> {
         let shape = microbatch.shape();
         self.upload(device, workspace, microbatch)?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, .. } = workspace;
-        let BatchRows { targets, losses } = batch.rows(shape)?;
+        if wanted == Wanted::LossesAndLikeliest {
+            batch.make_likeliest(device)?;
+        }
+        let BatchRows { targets, losses, likeliest } = batch.rows(shape)?;
         parameters.enter(device, self.head_block, Direction::Forward)?;
         let [norm, table] = self.lease_head(parameters)?;
         let input = &residuals[self.blocks().len()];
-        self.head.forward(
-            device,
-            losses,
-            &HeadPass { norm, table, input, targets, shape },
-            head,
-        )?;
-        batch.read_losses(device, shape)
+        let pass = HeadPass { norm, table, input, targets, shape };
+        match likeliest.filter(|_| wanted == Wanted::LossesAndLikeliest) {
+            Some(likeliest) => self.head.forward_likeliest(device, losses, likeliest, &pass, head),
+            None => self.head.forward(device, losses, &pass, head),
+        }
     }
 
     /// Checks a microbatch and moves it to the device.
@@ -373,6 +394,21 @@ impl<B: Backend> Trainable<B> for LanguageModel<B> {
         Ok(grain_losses(&losses, workspace.batch.host_targets(), microbatch))
     }
 
+    fn forward_greedy(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &mut dyn ParameterSource<B>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<(Vec<GrainLoss>, Option<Vec<bool>>)> {
+        let wanted = Wanted::LossesAndLikeliest;
+        self.enqueue_losses(device, workspace, parameters, microbatch, wanted)?;
+        let batch = &workspace.batch;
+        let losses = batch.read_losses(device, microbatch.shape())?;
+        let greedy = batch.read_greedy(device, microbatch)?;
+        Ok((grain_losses(&losses, batch.host_targets(), microbatch), Some(greedy)))
+    }
+
     fn forward_onto(
         &self,
         device: &mut Device<'_, B>,
@@ -397,7 +433,7 @@ impl<B: Backend> Trainable<B> for LanguageModel<B> {
         self.upload(device, workspace, microbatch)?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, grad, .. } = workspace;
-        let BatchRows { targets, losses } = batch.rows(shape)?;
+        let BatchRows { targets, losses, .. } = batch.rows(shape)?;
         parameters.enter(device, self.head_block, Direction::Backward)?;
         let [norm, table] = self.lease_head(parameters)?;
         let input = &residuals[self.blocks().len()];

@@ -93,6 +93,21 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         microbatch: Microbatch<'_, Self::Sample>,
     ) -> Result<Vec<GrainLoss>>;
 
+    /// The losses of a microbatch, to the bits of [`forward`](Self::forward), and of each grain whether what it predicts is what the model
+    /// finds likeliest, at every counted place. None, as it stands here, of a model that does not tell.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_greedy(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &mut dyn ParameterSource<B>,
+        microbatch: Microbatch<'_, Self::Sample>,
+    ) -> Result<(Vec<GrainLoss>, Option<Vec<bool>>)> {
+        Ok((self.forward(device, workspace, parameters, microbatch)?, None))
+    }
+
     /// `so_far` and the losses of the next samples of the same grain, which are the one grain of `microbatch`: what a grain
     /// that is longer than the workspace goes through, piece after piece.
     ///

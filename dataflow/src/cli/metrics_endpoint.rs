@@ -26,6 +26,7 @@ use tokio::sync::Semaphore;
 
 use super::output::note_line;
 use crate::job::{ResolvedRun, TrainEvent};
+use crate::operators::TaskScores;
 
 /// What the encoder writes.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -49,12 +50,16 @@ struct Numbers {
     elapsed_seconds: Number,
     communication_milliseconds: Number,
     exposed_milliseconds: Number,
+    host_memory_bytes: Number,
+    device_memory_bytes: Number,
     evaluation_step: Number,
     evaluation_loss: Number,
     checkpoint_step: Number,
     workers: Number,
     /// By task and metric.
     task_scores: Family<Vec<(String, String)>, Number>,
+    /// By suite and average.
+    suite_averages: Family<Vec<(String, String)>, Number>,
 }
 
 impl Numbers {
@@ -69,7 +74,7 @@ impl Numbers {
     }
 
     /// The name and the help text of each.
-    fn named(&self) -> [(&'static str, &'static str, &Number); 14] {
+    fn named(&self) -> [(&'static str, &'static str, &Number); 16] {
         [
             ("steps", "Updates of the whole run", &self.steps),
             ("step", "Updates done", &self.step),
@@ -89,6 +94,12 @@ impl Numbers {
                 "What of it was not hidden behind computing",
                 &self.exposed_milliseconds,
             ),
+            ("host_memory_bytes", "Resident memory of process 0", &self.host_memory_bytes),
+            (
+                "device_memory_bytes",
+                "Taken of the device of worker 0 since its workers began",
+                &self.device_memory_bytes,
+            ),
             ("evaluation_step", "Updates before the latest evaluation", &self.evaluation_step),
             ("evaluation_loss", "Mean loss of the latest evaluation", &self.evaluation_loss),
             ("checkpoint_step", "Updates in the latest checkpoint", &self.checkpoint_step),
@@ -100,6 +111,8 @@ impl Numbers {
         let mut registry = Registry::with_prefix("tidemill");
         let help = "Metrics of the tasks of the latest evaluation";
         registry.register("task_score", help, self.task_scores.clone());
+        let help = "Averages of the suites of the latest evaluation";
+        registry.register("suite_average", help, self.suite_averages.clone());
         for (name, help, number) in self.named() {
             registry.register(name, help, number.clone());
         }
@@ -151,11 +164,14 @@ impl MetricsEndpoint {
             elapsed_seconds,
             communication_milliseconds,
             exposed_milliseconds,
+            host_memory_bytes,
+            device_memory_bytes,
             evaluation_step,
             evaluation_loss,
             checkpoint_step,
             workers,
             task_scores,
+            suite_averages,
             ..
         } = &self.numbers;
         match event {
@@ -175,24 +191,42 @@ impl MetricsEndpoint {
                     communication_milliseconds.set(communication.milliseconds);
                     exposed_milliseconds.set(communication.exposed_milliseconds);
                 }
+                if let Some(memory) = &metrics.memory {
+                    for (bytes, number) in [
+                        (memory.host_bytes, host_memory_bytes),
+                        (memory.device_bytes, device_memory_bytes),
+                    ] {
+                        number.set(bytes.map_or(f64::NAN, |bytes| bytes as f64));
+                    }
+                }
             }
             TrainEvent::Evaluated { step, loss } => {
                 evaluation_step.set(*step as f64);
                 evaluation_loss.set(*loss);
             }
-            TrainEvent::Answered { tasks, .. } => {
-                for (task, metrics) in tasks {
-                    for (metric, value) in metrics {
-                        let of = [("task", task), ("metric", metric)];
-                        let labels = of.map(|(key, value)| (key.to_owned(), value.clone()));
-                        task_scores.get_or_create(&labels.to_vec()).set(*value);
-                    }
-                }
+            TrainEvent::Answered { tasks, suites, .. } => {
+                set_each(task_scores, ["task", "metric"], tasks);
+                set_each(suite_averages, ["suite", "average"], suites);
             }
             TrainEvent::Checkpointed { step, .. } => {
                 checkpoint_step.set(*step as f64);
             }
             TrainEvent::Fetching { .. } | TrainEvent::Moved { .. } => {}
+        }
+    }
+}
+
+/// Sets the numbers of `scores`, which are labelled by their two names.
+fn set_each(
+    family: &Family<Vec<(String, String)>, Number>,
+    [outer, inner]: [&str; 2],
+    scores: &TaskScores,
+) {
+    for (name, values) in scores {
+        for (value_name, value) in values {
+            let of = [(outer, name), (inner, value_name)];
+            let labels = of.map(|(key, value)| (key.to_owned(), value.clone()));
+            family.get_or_create(&labels.to_vec()).set(*value);
         }
     }
 }

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::output::note_line;
 use crate::job::{ResolvedRun, TrainEvent};
+use crate::metrics::MemoryUse;
 
 /// How often a log that is no terminal gets a line.
 pub(crate) const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -28,13 +29,15 @@ pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {
 /// The progress of a training run.
 pub(crate) struct TrainProgress {
     bar: ProgressBar,
+    /// As it was measured last.
+    memory: Mutex<String>,
     last_line: Mutex<Option<Instant>>,
 }
 
 impl TrainProgress {
     pub(crate) fn new(run: &ResolvedRun) -> Self {
         let bar = bar(run.steps, "{wide_bar} step {pos}/{len} {msg} eta {eta}");
-        Self { bar, last_line: Mutex::new(None) }
+        Self { bar, memory: Mutex::default(), last_line: Mutex::new(None) }
     }
 
     pub(crate) fn show(&self, event: &TrainEvent) {
@@ -76,8 +79,14 @@ impl TrainProgress {
                 ));
             }
             TrainEvent::Step(metrics) => {
-                let words =
+                let mut words =
                     format!("loss {:.4} {:.0} tokens/s", metrics.loss, metrics.tokens_per_second);
+                if let Ok(mut memory) = self.memory.lock() {
+                    if let Some(held) = &metrics.memory {
+                        *memory = memory_in_words(held);
+                    }
+                    words += &*memory;
+                }
                 self.bar.set_position(metrics.step);
                 self.bar.set_message(words.clone());
                 if self.bar.is_hidden() && self.line_is_due() {
@@ -87,8 +96,8 @@ impl TrainProgress {
             TrainEvent::Evaluated { step, loss } => {
                 self.say(&format!("step {step}: evaluation loss {loss:.4}"));
             }
-            TrainEvent::Answered { step, tasks } => {
-                for (task, metrics) in tasks {
+            TrainEvent::Answered { step, tasks, suites } => {
+                for (task, metrics) in tasks.iter().chain(suites) {
                     let metrics = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
                     let metrics = metrics.collect::<Vec<_>>().join(", ");
                     self.say(&format!("step {step}: {task}: {metrics}"));
@@ -114,6 +123,16 @@ impl TrainProgress {
         }
         due
     }
+}
+
+/// Such as ` 1.50 GiB host 62.00 GiB device`.
+fn memory_in_words(MemoryUse { host_bytes, device_bytes }: &MemoryUse) -> String {
+    let held = [(host_bytes, "host"), (device_bytes, "device")];
+    let known = held.iter().filter_map(|(bytes, place)| {
+        let gib = (**bytes)? as f64 / f64::from(1 << 30);
+        Some(format!(" {gib:.2} GiB {place}"))
+    });
+    known.collect()
 }
 
 /// The progress of work that is counted: things done of a known number, and items of unknown number in them.

@@ -3,24 +3,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_evaluation::EvaluationError;
 use tidemill_evaluation::builtin;
-use tidemill_evaluation::metrics::Answer;
+use tidemill_evaluation::metrics::{Answer, Measured};
 use tidemill_evaluation::plan::{PlannedTask, Settings};
-use tidemill_evaluation::task::{Kind, Metric, Task};
+use tidemill_evaluation::suite::Suite;
+use tidemill_evaluation::task::Task;
 use tidemill_evaluation::tokens::Vocabulary;
 use tidemill_model::Family;
 use tidemill_streaming_data::hash::ContentHasher;
 
-use super::output::note_line;
-use super::processes::is_supervised;
 use super::quiet::caught;
 use super::tokenizer::TextTokenizer;
 use crate::error::{JobError, Result};
 use crate::job::ResolvedRun;
 use crate::job::config::TaskSettings;
-use crate::job::questions::{Questions, Request};
-use crate::operators::TaskScores;
+use crate::job::questions::{Questions, Request, Scores};
+use crate::operators::RequestAnswer;
 
 /// The key that errors name.
 const KEY: &str = "evaluation.tasks";
@@ -30,6 +28,8 @@ const KEY: &str = "evaluation.tasks";
 struct PlannedTasks {
     tasks: Vec<PlannedTask>,
     requests: Vec<Request>,
+    /// By their names.
+    suites: Vec<(String, Suite)>,
 }
 
 /// What the run is asked at each evaluation; none where its config has no tasks.
@@ -55,12 +55,11 @@ pub(super) fn questions(run: &ResolvedRun) -> anyhow::Result<Option<Arc<dyn Ques
         end: special.eos,
         positions: Some(run.data.seq_len()),
     };
-    let (mut tasks, mut without_acc) = (Vec::<PlannedTask>::new(), Vec::new());
+    let (mut tasks, mut suites) = (Vec::<PlannedTask>::new(), Vec::new());
     for settings in settings {
-        for (mut task, shots) in builtin::find(&settings.task)?.tasks {
-            if keep_measurable(&mut task)? {
-                without_acc.push(task.name.clone());
-            }
+        let found = builtin::find(&settings.task)?;
+        suites.extend(found.suite);
+        for (task, shots) in found.tasks {
             let planned = plan(task, shots, settings, &vocabulary)?;
             if tasks.iter().any(|other| other.task().name == planned.task().name) {
                 let expected = "each task once";
@@ -82,28 +81,7 @@ pub(super) fn questions(run: &ResolvedRun) -> anyhow::Result<Option<Arc<dyn Ques
             requests.push(Request { tokens: request.tokens.clone(), first: request.first });
         }
     }
-    // Processes that are supervised leave it to the supervisor.
-    if !without_acc.is_empty() && !is_supervised() {
-        let names = without_acc.join(", ");
-        note_line!(
-            "note: {names}: acc is not measured while a run trains; `tidemill evaluate` does"
-        );
-    }
-    Ok(Some(Arc::new(PlannedTasks { tasks, requests })))
-}
-
-/// Leaves a task those metrics that follow from losses alone, which do not tell whether each token is the likeliest. Whether it had others.
-fn keep_measurable(task: &mut Task) -> std::result::Result<bool, EvaluationError> {
-    if task.kind != Kind::LanguageModelling {
-        return Ok(false);
-    }
-    let all = task.metrics.len();
-    task.metrics.retain(|metric| *metric != Metric::Acc);
-    if task.metrics.is_empty() {
-        let what = "evaluation.tasks: expected a metric besides acc, which only `tidemill evaluate` measures of language modelling";
-        return Err(EvaluationError::Task { origin: task.name.clone(), what: what.to_owned() });
-    }
-    Ok(task.metrics.len() < all)
+    Ok(Some(Arc::new(PlannedTasks { tasks, requests, suites })))
 }
 
 fn plan(
@@ -142,20 +120,34 @@ impl Questions for PlannedTasks {
         hasher.finish().to_string()
     }
 
-    fn measure(&self, log_likelihoods: &[f64]) -> Result<TaskScores> {
-        let mut rest = log_likelihoods;
-        let of_task = |task: &PlannedTask| {
+    fn measure(&self, answers: &[RequestAnswer]) -> Result<Scores> {
+        let failed = |what: String| JobError::Config { origin: KEY.to_owned(), what };
+        let mut rest = answers;
+        let mut measured: Vec<(&str, Vec<Measured>)> = Vec::with_capacity(self.tasks.len());
+        for task in &self.tasks {
             let (own, others) = rest.split_at(task.requests().len());
             rest = others;
-            let answer = |&log_likelihood: &f64| Answer { log_likelihood, greedy: None };
-            let measured = task.measure(&own.iter().map(answer).collect::<Vec<_>>());
-            let measured = measured.map_err(|error| JobError::Config {
-                origin: KEY.to_owned(),
-                what: error.to_string(),
-            })?;
-            let metrics = measured.into_iter().map(|of| (of.metric.name().to_owned(), of.value));
-            Ok((task.task().name.clone(), metrics.collect()))
-        };
-        self.tasks.iter().map(of_task).collect()
+            let name = task.task().name.as_str();
+            if task.asks_greedy() && own.iter().any(|answer| answer.greedy.is_none()) {
+                let what = "expected a model that tells its likeliest tokens, found none";
+                return Err(failed(format!("{name}: {what}")));
+            }
+            let answer = |&RequestAnswer { log_likelihood, greedy }: &RequestAnswer| Answer {
+                log_likelihood,
+                greedy,
+            };
+            let own: Vec<Answer> = own.iter().map(answer).collect();
+            measured.push((name, task.measure(&own).map_err(|error| failed(error.to_string()))?));
+        }
+        let of_tasks = || measured.iter().map(|(task, measured)| (*task, &measured[..]));
+        let tasks = of_tasks().map(|(task, measured)| {
+            let metrics = measured.iter().map(|of| (of.metric.name().to_owned(), of.value));
+            (task.to_owned(), metrics.collect())
+        });
+        let suites = self.suites.iter().map(|(name, suite)| {
+            let averages = suite.averages_of(of_tasks()).into_iter();
+            (name.clone(), averages.map(|of| (of.name, of.value)).collect())
+        });
+        Ok(Scores { tasks: tasks.collect(), suites: suites.collect() })
     }
 }

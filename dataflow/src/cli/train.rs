@@ -1,6 +1,7 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,6 +49,9 @@ pub(crate) struct TrainArguments {
     /// processes those but the first add their number to the name.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    /// Of these steps alone, such as 100..110: the file of a long run is large, and the first steps are none like the others.
+    #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = parse_steps)]
+    trace_steps: Option<RangeInclusive<u64>>,
     /// Print the resolved config and end.
     #[arg(long)]
     print_config: bool,
@@ -105,7 +109,10 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         }
     });
     let trace = arguments.trace.as_deref().map(|path| open_trace(path, cluster.process));
-    let trace = trace.transpose()?;
+    let trace = match (trace.transpose()?, &arguments.trace_steps) {
+        (Some(trace), Some(steps)) => Some(trace.of_steps(steps.clone())),
+        (trace, _) => trace,
+    };
     let options = TrainOptions { cluster, stop, observer, trace: trace.clone() };
     let result = crate::job::train(run, options);
     if let Some(Err(error)) = trace.map(|trace| trace.finish()) {
@@ -134,6 +141,20 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         Err(error) => Err(error.into()),
     };
     answer(lifeline, code)
+}
+
+/// Two steps, counted from 1, of which the second is not before the first.
+fn parse_steps(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let parsed = text.split_once("..").and_then(|(first, last)| {
+        let [first, last] = [first, last].map(|step| step.trim().parse::<u64>().ok());
+        first.zip(last)
+    });
+    match parsed {
+        Some((first, last)) if 1 <= first && first <= last => Ok(first..=last),
+        _ => {
+            Err("expected the first and the last step, counted from 1, such as 100..110".to_owned())
+        }
+    }
 }
 
 /// Begins the trace of a process.

@@ -6,13 +6,15 @@
 //!
 //! The format is the JSON array of the Trace Event Format (Google, "Trace Event Format", 2016), of complete events (`"ph": "X"`) with
 //! microseconds. Spans are written as they end, whole lines at a time: of a process that is killed the file lacks its last spans and the
-//! closing bracket, which the format allows. Memory is bounded by `BUFFERED_BYTES`.
+//! closing bracket, which the format allows. Memory is bounded by `BUFFERED_BYTES`; the file is not, unless it is [of some steps](Trace::of_steps).
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,6 +39,10 @@ pub struct Trace {
     origin: Instant,
     origin_nanoseconds: u128,
     process: usize,
+    /// Those whose spans are written; 0 is before the first.
+    steps: RangeInclusive<u64>,
+    /// The step that a device of this process has in hand.
+    in_hand: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -67,6 +73,8 @@ impl Trace {
             origin,
             origin_nanoseconds: since.unwrap_or_default().as_nanos(),
             process,
+            steps: 0..=u64::MAX,
+            in_hand: Arc::default(),
         };
         let name = serde_json::json!({ "name": format!("process {process}") });
         trace.write(|lines| {
@@ -74,6 +82,18 @@ impl Trace {
             write!(lines, r#"{{"ph":"M","pid":{pid},"name":"process_name","args":{name}}}"#)
         });
         Ok(trace)
+    }
+
+    /// As it is, but with the spans of these steps alone, counted from 1 as those of metrics are: those that end while a device of the
+    /// process has one of these steps in hand, and of threads that know their step those of it. To be called before the trace is handed on.
+    #[must_use]
+    pub fn of_steps(self, steps: RangeInclusive<u64>) -> Self {
+        Self { steps, ..self }
+    }
+
+    /// Whether spans that end now are written.
+    fn is_in_hand(&self) -> bool {
+        self.steps.contains(&self.in_hand.load(Ordering::Relaxed))
     }
 
     /// Writes what waits and the end; spans that end later are left out.
@@ -196,6 +216,9 @@ impl Operators {
                     };
                     let begun = self.running[place].1;
                     self.running.truncate(place);
+                    if !self.trace.is_in_hand() {
+                        return;
+                    }
                     if let Some(name) = self.names.get(&schedule.id) {
                         self.trace.span(self.track, name, [begun, time], "");
                     }
@@ -233,7 +256,14 @@ impl Track {
         let now = self.trace.origin.elapsed();
         *current = (phase, step, now);
         drop(current);
-        if before != Phase::Idle {
+        let is_written = match of_step {
+            0 => self.trace.is_in_hand(),
+            of_step => self.trace.steps.contains(&of_step),
+        };
+        if step > 0 && matches!(phase, Phase::ForwardBackward | Phase::PreparingDevice) {
+            self.trace.in_hand.store(step, Ordering::Relaxed);
+        }
+        if before != Phase::Idle && is_written {
             let name = format!("\"{before}\"");
             let arguments = format!(r#","args":{{"step":{of_step}}}"#);
             self.trace.span(self.track, &name, [begun, now], &arguments);
@@ -277,5 +307,29 @@ mod tests {
         assert_eq!((name.as_str(), step.as_u64()), (Some("updating parameters"), Some(7)));
         assert!(all[2]["ts"].as_f64().unwrap() > 1.6e15, "microseconds since 1970");
         assert!(all[2..].windows(2).all(|pair| pair[0]["ts"].as_f64() <= pair[1]["ts"].as_f64()));
+    }
+
+    #[test]
+    fn a_trace_of_some_steps_has_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let trace = Trace::create(&path, 0).unwrap().of_steps(3..=4);
+        let track = |name: &str| Track::new(&trace, &Actor::Thread(name.into()), Phase::Idle);
+        let (device, optimizer) = (track("device"), track("optimizer"));
+        for step in 1..=6 {
+            device.enter(Phase::ForwardBackward, step);
+            // A thread that does not know its step.
+            optimizer.enter(Phase::Updating, 0);
+            optimizer.enter(Phase::Idle, 0);
+        }
+        device.enter(Phase::Idle, 0);
+        trace.finish().unwrap();
+        let all = events(&std::fs::read_to_string(&path).unwrap());
+        let of = |name: &str| -> Vec<u64> {
+            let spans = all.iter().filter(|event| event["name"] == name);
+            spans.map(|event| event["args"]["step"].as_u64().unwrap()).collect()
+        };
+        assert_eq!(of("forward and backward"), [3, 4]);
+        assert_eq!(of("updating parameters").len(), 2);
     }
 }

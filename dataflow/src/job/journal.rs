@@ -2,19 +2,26 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::questions::Questions;
+use super::questions::{Questions, Scores};
 use super::state_sink::{Written, not_written};
 use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
 use crate::history::HistoryLine;
-use crate::metrics::{MetricsSettings, RunLog, StepMetrics};
-use crate::operators::{CommunicationReport, EvaluationReport, StepReport, TaskScores};
+use crate::memory::resident_bytes;
+use crate::metrics::{MemoryUse, MetricsSettings, RunLog, StepMetrics};
+use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
+
+/// How often memory is measured at most: asking a device may take longer than a short step.
+const MEASURED_EVERY: Duration = Duration::from_secs(1);
+
+/// Says how many bytes of a device are held; none where it does not tell.
+pub(super) type DeviceBytes = Box<dyn Fn() -> Option<u64> + Send>;
 
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
@@ -28,6 +35,10 @@ pub(super) struct Journal {
     evaluations: Option<RunLog<EvaluationReport>>,
     /// What is asked at each evaluation.
     pub questions: Option<Arc<dyn Questions>>,
+    /// What is held of the device of worker 0, where it has memory of its own.
+    pub device_bytes: Option<DeviceBytes>,
+    /// When memory was measured last.
+    measured: Option<Instant>,
     /// For TensorBoard, where the run asks for it.
     events: Option<EventFile>,
     written: Written,
@@ -90,6 +101,8 @@ impl Journal {
             workers,
             evaluations,
             questions: None,
+            device_bytes: None,
+            measured: None,
             events,
             written: Written::default(),
             observer: Observer::clone(observer),
@@ -134,6 +147,7 @@ impl Journal {
             tokens_per_second: report.tokens as f64 / seconds.max(1e-9),
             elapsed_seconds: self.elapsed_before + (now - self.started).as_secs_f64(),
             communication: None,
+            memory: self.memory(now),
         };
         match self.workers {
             Workers::One => self.write(metrics),
@@ -142,6 +156,18 @@ impl Journal {
                 self.write_complete();
             }
         }
+    }
+
+    /// What is held, where it was not measured just before.
+    fn memory(&mut self, now: Instant) -> Option<MemoryUse> {
+        if self.measured.is_some_and(|before| now - before < MEASURED_EVERY) {
+            return None;
+        }
+        self.measured = Some(now);
+        let host_bytes = resident_bytes().map(|bytes| bytes as u64);
+        let device_bytes = self.device_bytes.as_ref().and_then(|device_bytes| device_bytes());
+        let is_known = host_bytes.is_some() || device_bytes.is_some();
+        is_known.then_some(MemoryUse { host_bytes, device_bytes })
     }
 
     /// Takes what communication took for a step.
@@ -179,23 +205,23 @@ impl Journal {
     pub fn evaluation(&mut self, report: &EvaluationReport) {
         let Some(evaluations) = &mut self.evaluations else { return };
         let _telling = progress::during(Phase::Reporting);
-        let tasks = match &self.questions {
-            None => Ok(TaskScores::new()),
-            Some(questions) => questions.measure(&report.log_likelihoods),
+        let scores = match &self.questions {
+            None => Ok(Scores::default()),
+            Some(questions) => questions.measure(&report.answers),
         };
-        let appended = tasks.and_then(|tasks| {
-            let report = EvaluationReport { tasks, ..report.clone() };
+        let appended = scores.and_then(|Scores { tasks, suites }| {
+            let report = EvaluationReport { tasks, suites, ..report.clone() };
             self.folder.check()?;
             evaluations.append(report.clone())?;
             self.events.as_mut().map_or(Ok(()), |events| events.evaluation(&report))?;
             Ok(report)
         });
         match appended {
-            Ok(EvaluationReport { step, loss, tasks, .. }) => {
+            Ok(EvaluationReport { step, loss, tasks, suites, .. }) => {
                 self.written.evaluations.note(step);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
                 if !tasks.is_empty() {
-                    (self.observer)(&TrainEvent::Answered { step, tasks });
+                    (self.observer)(&TrainEvent::Answered { step, tasks, suites });
                 }
             }
             Err(error) => self.abort.fail(Actor::Worker(0), not_written(error)),

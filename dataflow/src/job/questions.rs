@@ -15,7 +15,7 @@ use tidemill_model::{Tokens, UNCOUNTED};
 use super::source::DecodedSamples;
 use crate::cluster::Failure;
 use crate::error::Result;
-use crate::operators::{SampleSource, TaskScores, Wake};
+use crate::operators::{RequestAnswer, SampleSource, TaskScores, Wake};
 
 /// Tokens of which the last ones are asked for: how likely they are behind the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +34,20 @@ pub trait Questions: Send + Sync + fmt::Debug {
     /// What tells these requests from others.
     fn fingerprint(&self) -> String;
 
-    /// The metrics that follow from the log-likelihood of each request, in nats.
+    /// What follows from the answer to each request.
     ///
     /// # Errors
-    /// Log-likelihoods that no metric can be formed of.
-    fn measure(&self, log_likelihoods: &[f64]) -> Result<TaskScores>;
+    /// Answers that no metric can be formed of.
+    fn measure(&self, answers: &[RequestAnswer]) -> Result<Scores>;
+}
+
+/// What follows from answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Metrics of tasks.
+    pub tasks: TaskScores,
+    /// Averages of suites.
+    pub suites: TaskScores,
 }
 
 /// Samples of a data set, and the requests at the positions behind them.

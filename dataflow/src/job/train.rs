@@ -111,6 +111,8 @@ pub enum TrainEvent {
         step: u64,
         /// The metrics of each.
         tasks: TaskScores,
+        /// The averages of each suite.
+        suites: TaskScores,
     },
     /// A checkpoint is complete.
     Checkpointed {

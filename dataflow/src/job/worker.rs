@@ -12,7 +12,7 @@ use timely::dataflow::operators::Inspect;
 
 use super::decisions::share_decisions;
 use super::elsewhere;
-use super::journal::{Evaluations, Journal, Workers};
+use super::journal::{DeviceBytes, Evaluations, Journal, Workers};
 use super::leg_samples::LegSamples;
 use super::legs::Legs;
 use super::open_run::{OpenedRun, write_down};
@@ -133,6 +133,14 @@ fn at_least_one(number: u64) -> NonZeroU64 {
     NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
 }
 
+/// What is held of a device from now on, where it has memory of its own.
+fn device_bytes<B: Backend>(device: &Arc<B>) -> Option<DeviceBytes> {
+    let device = Arc::clone(device);
+    let free = move || device.free_memory_bytes().ok().flatten();
+    let before = free()?;
+    Some(Box::new(move || free().map(|now| before.saturating_sub(now) as u64)))
+}
+
 /// Runs the worker of `context` to its end.
 pub(super) fn run_worker<B: Backend>(
     context: &mut WorkerContext<'_>,
@@ -148,6 +156,8 @@ pub(super) fn run_worker<B: Backend>(
         0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
         _ => None,
     };
+    // Before others have their state, and so before they take memory.
+    let device_bytes = opened.as_ref().and_then(|_| device_bytes(devices.first()));
     let (opened, origin) = match opened {
         Some(OpenedRun { folder, origin, device_changes }) => {
             (Some((folder, device_changes)), Some(origin))
@@ -172,6 +182,7 @@ pub(super) fn run_worker<B: Backend>(
         let logged = (Workers::of(context.peers()), evaluations, &run.config.metrics);
         let mut opened = Journal::open(&held, start.step, logged, observer, abort)?;
         opened.questions = run.questions.clone();
+        opened.device_bytes = device_bytes;
         if start.step < run.steps {
             let started = Started {
                 step: start.step,

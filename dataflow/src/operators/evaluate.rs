@@ -32,12 +32,24 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// Counted tokens of the samples.
     pub tokens: u64,
-    /// The log-likelihood of the counted tokens of each request, in nats.
+    /// What was found of each request.
     #[serde(skip)]
-    pub log_likelihoods: Vec<f64>,
+    pub answers: Vec<RequestAnswer>,
     /// What follows from these: metrics of tasks by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: TaskScores,
+    /// Averages of suites, by the names of suites and averages.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub suites: TaskScores,
+}
+
+/// What was found of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RequestAnswer {
+    /// The log-likelihood of its counted tokens, in nats.
+    pub log_likelihood: f64,
+    /// Whether each of them is the likeliest; none where the model does not tell.
+    pub greedy: Option<bool>,
 }
 
 /// Metrics by their names, by the names of tasks.
@@ -360,13 +372,14 @@ fn mean<'a>(
             step,
             loss,
             tokens,
-            log_likelihoods: Vec::new(),
+            answers: Vec::new(),
             tasks: TaskScores::new(),
+            suites: TaskScores::new(),
         }),
     }
 }
 
-/// With the log-likelihoods of requests, by their grains in order.
+/// With what was found of requests, by their grains in order.
 fn with_requests(
     report: EvaluationReport,
     requests: BTreeMap<u64, EvaluationLoss>,
@@ -377,8 +390,11 @@ fn with_requests(
         let what = format!("the loss of request {} of the evaluation is {loss}", number + 1);
         return Err(JobError::Step { step, what });
     }
-    let log_likelihoods = requests.into_values().map(|request| -request.loss_sum).collect();
-    Ok(EvaluationReport { log_likelihoods, ..report })
+    let answer = |EvaluationLoss { loss_sum, greedy, .. }| RequestAnswer {
+        log_likelihood: -loss_sum,
+        greedy,
+    };
+    Ok(EvaluationReport { answers: requests.into_values().map(answer).collect(), ..report })
 }
 
 #[cfg(test)]
@@ -393,19 +409,24 @@ mod tests {
                 grain: grain as u64,
                 loss_sum,
                 tokens,
+                greedy: None,
             };
             let losses: Vec<_> = losses.iter().enumerate().map(loss).collect();
             let samples_of = |grain: usize| (0..grain as u64, format!("those of grain {grain}"));
             mean(4, losses.iter(), samples_of).map_err(|error| error.to_string())
         };
-        let (log_likelihoods, tasks) = (Vec::new(), TaskScores::new());
-        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4, log_likelihoods, tasks };
+        let (tasks, suites) = (TaskScores::new(), TaskScores::new());
+        let answers = Vec::new();
+        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4, answers, tasks, suites };
         assert_eq!(mean(&[(3.0, 2), (1.0, 2)]), Ok(report.clone()));
-        let request =
-            |grain, loss_sum| (grain, EvaluationLoss { updates: 4, grain, loss_sum, tokens: 1 });
+        let greedy = Some(true);
+        let request = |grain, loss_sum| {
+            (grain, EvaluationLoss { updates: 4, grain, loss_sum, tokens: 1, greedy })
+        };
         let answered =
             with_requests(report.clone(), [request(9, 2.5), request(8, 0.5)].into()).unwrap();
-        assert_eq!(answered.log_likelihoods, [-0.5, -2.5]);
+        let expected = [-0.5, -2.5].map(|log_likelihood| RequestAnswer { log_likelihood, greedy });
+        assert_eq!(answered.answers, expected);
         let wrong = with_requests(report, [request(8, 1.0), request(9, f64::INFINITY)].into());
         let expected = "step 4: the loss of request 2 of the evaluation is inf";
         assert_eq!(wrong.unwrap_err().to_string(), expected);

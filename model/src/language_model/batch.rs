@@ -12,6 +12,8 @@ pub(super) struct Batch<B: Backend> {
     tokens: B::Buffer<u32>,
     targets: B::Buffer<u32>,
     losses: B::Buffer<f32>,
+    /// Made once it is asked for.
+    likeliest: Option<B::Buffer<u32>>,
     starts: B::Buffer<u32>,
     host_tokens: Vec<u32>,
     host_targets: Vec<u32>,
@@ -25,6 +27,8 @@ pub(super) struct BatchRows<'a, B: Backend> {
     pub(super) targets: Slice<'a, B, u32>,
     /// `losses[b t]`, to be written.
     pub(super) losses: &'a mut B::Buffer<f32>,
+    /// `likeliest[b t]`, to be written; none where it was not made.
+    pub(super) likeliest: Option<&'a mut B::Buffer<u32>>,
 }
 
 impl<B: Backend> Batch<B> {
@@ -36,6 +40,7 @@ impl<B: Backend> Batch<B> {
             tokens: backend.allocate(stream, rows)?,
             targets: backend.allocate(stream, rows)?,
             losses: backend.allocate(stream, rows)?,
+            likeliest: None,
             starts: backend.allocate(stream, rows)?,
             host_tokens: Vec::with_capacity(rows),
             host_targets: Vec::with_capacity(rows),
@@ -135,8 +140,36 @@ impl<B: Backend> Batch<B> {
 
     /// What the head reads and writes.
     pub(super) fn rows(&mut self, shape: MicrobatchShape) -> Result<BatchRows<'_, B>> {
-        let targets = Slice::new(&self.targets, 0, shape.sequences()?.rows())?;
-        Ok(BatchRows { targets, losses: &mut self.losses })
+        let Self { targets, losses, likeliest, .. } = self;
+        let targets = Slice::new(targets, 0, shape.sequences()?.rows())?;
+        Ok(BatchRows { targets, losses, likeliest: likeliest.as_mut() })
+    }
+
+    /// Makes room for the likeliest token of every row.
+    pub(super) fn make_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        if self.likeliest.is_none() {
+            let rows = self.planned.sequences()?.rows();
+            self.likeliest = Some(device.backend.allocate(device.stream, rows)?);
+        }
+        Ok(())
+    }
+
+    /// Whether the target of every counted row was found to be the likeliest, grain by grain; waits for the device.
+    pub(super) fn read_greedy(
+        &self,
+        device: &mut Device<'_, B>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<bool>> {
+        let Some(likeliest) = &self.likeliest else { return Ok(Vec::new()) };
+        let mut tokens = vec![0; microbatch.shape().sequences()?.rows()];
+        let rows = tokens.len();
+        device.backend.read(device.stream, &mut tokens, Slice::new(likeliest, 0, rows)?)?;
+        let rows = microbatch.samples_per_grain.saturating_mul(microbatch.positions);
+        let is_greedy = |(tokens, targets): (&[u32], &[u32])| {
+            let mut rows = tokens.iter().zip(targets);
+            rows.all(|(token, target)| *target == IGNORED_TARGET || token == target)
+        };
+        Ok(tokens.chunks(rows).zip(self.host_targets.chunks(rows)).map(is_greedy).collect())
     }
 
     /// The loss of every row; waits for the device.

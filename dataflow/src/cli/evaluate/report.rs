@@ -1,13 +1,11 @@
 //! What is printed of an evaluation.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tidemill_evaluation::metrics::Measured;
 use tidemill_evaluation::plan::PlannedTask;
 use tidemill_evaluation::suite::{Average, Suite};
-use tidemill_evaluation::task::Metric;
 
 use crate::cli::Format;
 use crate::cli::output::{note_line, result_line};
@@ -148,16 +146,10 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// The averages of a suite, of each task's first accuracy.
     fn averages(&self, suite: &Suite) -> Vec<Average> {
-        let accuracies: BTreeMap<String, f64> = self
-            .tasks
-            .iter()
-            .filter_map(|(task, measured)| {
-                let accuracy = measured.iter().find(|of| of.metric != Metric::Perplexity)?;
-                Some((task.task().name.clone(), accuracy.value))
-            })
-            .collect();
-        suite.averages(&accuracies)
+        let measured = self.tasks.iter();
+        suite.averages_of(
+            measured.map(|(task, measured)| (task.task().name.as_str(), &measured[..])),
+        )
     }
 }

@@ -1,7 +1,5 @@
 //! Which tasks are asked: those that are named, and those of suites.
 
-use std::path::Path;
-
 use tidemill_evaluation::EvaluationError;
 use tidemill_evaluation::builtin;
 use tidemill_evaluation::suite::Suite;
@@ -27,10 +25,7 @@ impl Selection {
             for (task, shots) in found.tasks {
                 selection.add(task, shots)?;
             }
-            if let Some(suite) = found.suite {
-                let name = Path::new(name).file_stem().unwrap_or_default().to_string_lossy();
-                selection.suites.push((name.into_owned(), suite));
-            }
+            selection.suites.extend(found.suite);
         }
         Ok(selection)
     }

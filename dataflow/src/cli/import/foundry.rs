@@ -179,7 +179,7 @@ fn evaluation(translation: &mut Translation, scale: Scale) -> Result<(), String>
     );
     translation.leave(
         &["eval_gauntlet", "eval_gauntlet_str"],
-        "Tasks in context are not evaluated while a run trains; `tidemill score` gives log-probabilities",
+        "A part of the gauntlet is a suite: to be written as [[evaluation.tasks]], task = \"foundry\" and data = \"local_data\"",
     );
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::chart::{COLORS, Chart, Line, Stroke};
 use super::escape::Escaped;
 use super::log::Log;
 use super::past::Mark;
-use super::run::{Run, STEP_MILLISECONDS};
+use super::run::{DEVICE_BYTES, HOST_BYTES, Run, STEP_MILLISECONDS};
 use super::series::{Point, Series};
 use super::tables;
 
@@ -20,7 +20,7 @@ const SCRIPT: &str = include_str!("page.js");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// Numbers of metrics that have charts before others, by their names in a log, and what the charts are called.
-const METRICS: [(&str, &str); 8] = [
+const METRICS: [(&str, &str); 10] = [
     ("grad_norm", "Gradient norm, before clipping"),
     ("learning_rate", "Learning rate"),
     ("tokens_per_second", "Tokens per second"),
@@ -29,6 +29,8 @@ const METRICS: [(&str, &str); 8] = [
     ("communication.exposed_milliseconds", "Communication that was not hidden (ms a step)"),
     ("communication.bytes_from_memory", "From workers of the same process (bytes a step)"),
     ("communication.bytes_from_processes", "From other processes (bytes a step)"),
+    (HOST_BYTES, "Memory of process 0 (bytes, resident)"),
+    (DEVICE_BYTES, "Memory taken of the device of worker 0 (bytes)"),
 ];
 
 /// Numbers without a chart: they stand in tables, or in the chart of losses.

@@ -40,11 +40,12 @@ impl Scale {
                 ((low / margin).max(f64::MIN_POSITIVE), (high * margin).min(f64::MAX))
             }
             (Some((low, high)), Spacing::Linear) => {
-                let least = low.abs().max(high.abs()) * 1e-3;
+                // A single value lies in the middle between 0 and its double, so that the axis says how large it is.
+                let least = if low == high { low.abs() } else { low.abs().max(high.abs()) * 1e-3 };
                 let margin = ((high - low) * 0.04).max(if least > 0.0 { least } else { 1.0 });
                 // What is never negative does not look as if it were.
-                let floor = if low >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
-                ((low - margin).max(floor), high + margin)
+                let floor = if low >= 0.0 { 0.0 } else { f64::MIN };
+                ((low - margin).max(floor), (high + margin).min(f64::MAX))
             }
         };
         Self { spacing, low, high }
@@ -158,6 +159,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_value_that_stays_the_same_has_an_axis_from_zero() {
+        for (value, edges) in [(1.0, (0.0, 2.0)), (1e-3, (0.0, 2e-3)), (-4.0, (-8.0, 0.0))] {
+            let scale = Scale::around(Spacing::Linear, [value, value].into_iter());
+            assert_eq!((scale.low, scale.high), edges);
+            assert_eq!(scale.place(value), Some(0.5));
+        }
+        let one = Scale::around(Spacing::Linear, [1.0].into_iter());
+        assert!(one.ticks().contains(&0.0) && one.ticks().contains(&1.0), "{:?}", one.ticks());
     }
 
     #[test]

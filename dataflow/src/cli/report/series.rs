@@ -91,6 +91,11 @@ impl Series {
         self.last
     }
 
+    /// The largest of all values.
+    pub fn largest(&self) -> Option<f64> {
+        self.buckets.iter().map(|bucket| bucket.largest.value).reduce(f64::max)
+    }
+
     /// The sum of all values.
     pub fn sum(&self) -> f64 {
         self.sum
@@ -127,7 +132,7 @@ mod tests {
         let points: Vec<(u64, f64)> =
             series.points().iter().map(|point| (point.step, point.value)).collect();
         assert_eq!(points, [(1, 3.0), (2, 1.0), (4, 2.0)]);
-        assert_eq!((series.count(), series.sum()), (3, 6.0));
+        assert_eq!((series.count(), series.sum(), series.largest()), (3, 6.0, Some(3.0)));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use super::chart::COLORS;
 use super::escape::Escaped;
 use super::log::Log;
 use super::past::{End, Sitting, world_in_words};
-use super::run::{Run, STEP_MILLISECONDS};
+use super::run::{DEVICE_BYTES, HOST_BYTES, Run, STEP_MILLISECONDS};
 use super::scale::short;
+use super::series::Series;
 use crate::history::{Ended, Started};
 
 /// The last second that a calendar of four digits has.
@@ -48,7 +49,7 @@ pub(super) fn write_summary(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "</table></div>")
 }
 
-/// How much of the time of steps communication took.
+/// How much of the time of steps communication took, and what memory was held.
 pub(super) fn write_time(page: &mut String, runs: &[Run]) -> fmt::Result {
     let sum = |run: &Run, name: &str| Some(run.metrics.get(name)?.sum() / 1e3);
     let timed: Vec<(usize, &Run, f64)> = runs
@@ -60,14 +61,14 @@ pub(super) fn write_time(page: &mut String, runs: &[Run]) -> fmt::Result {
     if timed.is_empty() {
         return Ok(());
     }
-    writeln!(page, "<h2>Where time goes</h2>")?;
+    writeln!(page, "<h2>Where time and memory go</h2>")?;
     writeln!(
         page,
-        "<p class=\"faint\">Of the steps in the metrics. Striped: communication of worker 0 that was not hidden behind computing; the rest is computing, with what waits for samples and checkpoints.</p>"
+        "<p class=\"faint\">Of the steps in the metrics. Striped: communication of worker 0 that was not hidden behind computing; the rest is computing, with what waits for samples and checkpoints. Memory: the most that was measured, once a second, of process 0 (resident) and of the device of worker 0 (what was taken of it since its workers began).</p>"
     )?;
     writeln!(
         page,
-        "<div class=\"table\"><table><tr><th>run</th><th></th><th class=\"number\">steps took</th><th class=\"number\">communication</th><th class=\"number\">not hidden</th><th class=\"number\">a step</th></tr>"
+        "<div class=\"table\"><table><tr><th>run</th><th></th><th class=\"number\">steps took</th><th class=\"number\">communication</th><th class=\"number\">not hidden</th><th class=\"number\">a step</th><th class=\"number\">host memory</th><th class=\"number\">device memory</th></tr>"
     )?;
     for (index, run, seconds) in timed {
         let share = |part: f64| 100.0 * (part / seconds).clamp(0.0, 1.0);
@@ -86,9 +87,13 @@ pub(super) fn write_time(page: &mut String, runs: &[Run]) -> fmt::Result {
             page,
             "<td><div class=\"bar c{color}\"><span style=\"width: {width:.2}%\"></span></div></td>"
         )?;
-        for number in
-            [duration(seconds), part(all), part(exposed), duration(seconds / steps as f64)]
-        {
+        let held = |name| {
+            let most = run.metrics.get(name).and_then(Series::largest);
+            most.map_or("not known".to_owned(), bytes)
+        };
+        let [host, device] = [HOST_BYTES, DEVICE_BYTES].map(held);
+        let a_step = duration(seconds / steps as f64);
+        for number in [duration(seconds), part(all), part(exposed), a_step, host, device] {
             write!(page, "<td class=\"number\">{number}</td>")?;
         }
         writeln!(page, "</tr>")?;
@@ -182,6 +187,13 @@ fn date(unix_seconds: u64) -> String {
     text.replace('T', " ").replace('Z', " UTC")
 }
 
+/// Such as `62.5 GiB`.
+fn bytes(bytes: f64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1.0).log2() / 10.0).floor().min(4.0);
+    format!("{} {}", short(bytes / 1024_f64.powf(power)), UNITS[power as usize])
+}
+
 /// Such as `3h 20m`, `12.5 s` or `3.25 ms`.
 fn duration(seconds: f64) -> String {
     match seconds {
@@ -207,6 +219,14 @@ mod tests {
             [(0.00325, "3.25 ms"), (12.5, "12.5 s"), (100.0, "1m 40s"), (12_000.0, "3h 20m")]
         {
             assert_eq!(duration(seconds), text);
+        }
+        for (held, text) in [
+            (0.0, "0 bytes"),
+            (1023.0, "1023 bytes"),
+            (1536.0, "1.5 KiB"),
+            (67108864e3, "62.5 GiB"),
+        ] {
+            assert_eq!(bytes(held), text);
         }
         assert_eq!(date(1_795_718_405), "2026-11-26 18:40:05 UTC");
         assert_eq!(date(u64::MAX), "9999-12-31 23:59:59 UTC");

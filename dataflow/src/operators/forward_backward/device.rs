@@ -275,17 +275,18 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
                 }
             };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
-            evaluated.extend(evaluation_losses(updates, grains, losses));
+            evaluated.extend(evaluation_losses(updates, grains, (losses, None)));
         }
         for grains in requests.chunks(plan.batch.microbatch_grains()) {
             self.replies.check()?;
             let samples: Vec<_> = grains.iter().flat_map(|grain| grain.samples.clone()).collect();
             // A request is one text, whatever tokens are in it.
             let microbatch = Microbatch { document_end: None, ..microbatch(plan, &samples, 1) };
-            let losses =
-                model.forward(&mut device, &mut self.workspace, &mut *source, microbatch)?;
+            let workspace = &mut self.workspace;
+            let (losses, greedy) =
+                model.forward_greedy(&mut device, workspace, &mut *source, microbatch)?;
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
-            evaluated.extend(evaluation_losses(updates, grains, losses));
+            evaluated.extend(evaluation_losses(updates, grains, (losses, greedy)));
         }
         Ok(self.replies.send(DeviceReply::Evaluated(evaluated))?)
     }
@@ -310,13 +311,15 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
 fn evaluation_losses<S>(
     updates: u64,
     grains: &[Grain<S>],
-    losses: Vec<GrainLoss>,
+    (losses, greedy): (Vec<GrainLoss>, Option<Vec<bool>>),
 ) -> impl Iterator<Item = EvaluationLoss> {
-    grains.iter().zip(losses).map(move |(grain, GrainLoss { loss_sum, tokens })| EvaluationLoss {
+    let of_grains = grains.iter().zip(losses).enumerate();
+    of_grains.map(move |(place, (grain, GrainLoss { loss_sum, tokens }))| EvaluationLoss {
         updates,
         grain: grain.grain as u64,
         loss_sum,
         tokens,
+        greedy: greedy.as_ref().and_then(|greedy| greedy.get(place).copied()),
     })
 }
 
