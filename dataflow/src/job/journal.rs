@@ -1,4 +1,4 @@
-//! What worker 0 writes down beside checkpoints, and whom it tells.
+//! The records that worker 0 writes beside checkpoints, and their readers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::operators::{CommunicationReport, EvaluationReport, StepReport, TaskSc
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
 
-/// What worker 0 writes down and tells.
+/// The records and messages of worker 0.
 pub(super) struct Journal {
     folder: Arc<RunFolder>,
     history: RunLog<HistoryLine>,
     metrics: RunLog<StepMetrics>,
-    /// Steps whose line waits for what communication took, or the other way round, in order.
+    /// Steps whose line waits for the cost of communication, or the other way round, in order.
     steps: VecDeque<StepMetrics>,
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
     evaluations: Option<RunLog<EvaluationReport>>,
-    /// What is asked at each evaluation.
+    /// Requests that are asked at each evaluation.
     pub questions: Option<Arc<dyn Questions>>,
     /// For TensorBoard, where the run asks for it.
     events: Option<EventFile>,
@@ -99,7 +99,7 @@ impl Journal {
         })
     }
 
-    /// What is written down, for threads that wait for it.
+    /// The updates whose records are written, for threads that wait for them.
     pub fn written(&self) -> Written {
         self.written.clone()
     }
@@ -120,7 +120,7 @@ impl Journal {
         self.history.append(line)
     }
 
-    /// Writes down a step, and tells it: as soon as what its communication took is known too.
+    /// Writes down a step, and tells it: as soon as the cost of its communication is known too.
     pub fn report(&mut self, report: &StepReport) {
         let now = Instant::now();
         let seconds = (now - self.last_step).as_secs_f64();
@@ -144,7 +144,7 @@ impl Journal {
         }
     }
 
-    /// Takes what communication took for a step.
+    /// Takes the cost of communication in a step.
     pub fn communication(&mut self, report: &CommunicationReport) {
         self.communication.push_back(*report);
         self.write_complete();
