@@ -171,15 +171,28 @@ fn count_words(
 
 /// The words of the only column.
 fn words(rows: &RowBatch) -> Result<Vec<String>, String> {
-    let column = rows.rows.column(0);
-    let texts: Vec<&str> = match column.data_type() {
-        DataType::Utf8 => column.as_string::<i32>().iter().flatten().collect(),
-        DataType::LargeUtf8 => column.as_string::<i64>().iter().flatten().collect(),
-        DataType::Utf8View => column.as_string_view().iter().flatten().collect(),
+    let texts = texts(rows.rows.column(0).as_ref())?;
+    let words = texts.into_iter().flatten().flat_map(str::split_whitespace);
+    Ok(words.map(str::to_lowercase).collect())
+}
+
+/// The texts of a column, row by row. A writer may have stored texts that repeat as numbers into a dictionary.
+fn texts(column: &dyn Array) -> Result<Vec<Option<&str>>, String> {
+    Ok(match column.data_type() {
+        DataType::Utf8 => column.as_string::<i32>().iter().collect(),
+        DataType::LargeUtf8 => column.as_string::<i64>().iter().collect(),
+        DataType::Utf8View => column.as_string_view().iter().collect(),
+        DataType::Dictionary(..) if column.null_count() == column.len() => {
+            vec![None; column.len()]
+        }
+        DataType::Dictionary(..) => {
+            let dictionary = column.as_any_dictionary();
+            let values = texts(dictionary.values().as_ref())?;
+            let keys = dictionary.normalized_keys().into_iter().enumerate();
+            keys.map(|(row, key)| values[key].filter(|_| column.is_valid(row))).collect()
+        }
         other => return Err(format!("the column holds {other}, expected text")),
-    };
-    let words = texts.into_iter().flat_map(str::split_whitespace).map(str::to_lowercase);
-    Ok(words.collect())
+    })
 }
 
 fn hash(word: &str) -> u64 {
@@ -205,4 +218,45 @@ fn make_texts(folder: &Path) -> Result<()> {
         writer.close()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::DictionaryArray;
+    use arrow_array::types::Int8Type;
+
+    use super::*;
+
+    fn write(folder: &Path, texts: impl Array + 'static) -> Result<Table> {
+        let texts: ArrayRef = Arc::new(texts);
+        let batch = RecordBatch::try_from_iter_with_nullable([("text", texts, true)])?;
+        std::fs::create_dir(folder)?;
+        let file = File::create(folder.join("0.parquet"))?;
+        let mut writer = ArrowWriter::try_new(file, batch.schema(), None)?;
+        writer.write(&batch)?;
+        writer.close()?;
+        let columns = Columns::Named(vec!["text".to_owned()]);
+        Ok(Table::open(folder, &columns, &DataSettings::default())?)
+    }
+
+    /// Rows 0 to 255 have no text at all, as a step of their own; of the others each third has none.
+    #[test]
+    fn texts_of_a_dictionary_are_counted_as_those_of_a_plain_column() -> Result<()> {
+        let made = tempfile::tempdir()?;
+        let text = |row: usize| match row {
+            0..256 => None,
+            _ => (row % 3 > 0).then(|| ["the tide", "turns", "", "a mill"][row % 4]),
+        };
+        let texts = || (0..700).map(text);
+        let plain = write(&made.path().join("plain"), texts().collect::<StringArray>())?;
+        let numbered = texts().collect::<DictionaryArray<Int8Type>>();
+        let numbered = write(&made.path().join("numbered"), numbered)?;
+        let as_stored =
+            ShuffleSettings { order: ShuffleOrder::None, window_samples: NonZeroU64::MIN, seed: 1 };
+        let counts = count_words(&numbered, as_stored, 0..3, 2)?;
+        assert_eq!(counts, count_words(&plain, as_stored, 0..3, 1)?);
+        assert_eq!(counts.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        assert!(counts[&1]["tide"] > 0 && counts[&2]["mill"] > 0, "{counts:?}");
+        Ok(())
+    }
 }

@@ -2,6 +2,7 @@
 
 use tidemill::JobError;
 use tidemill::job::{ResolvedRun, RunConfig};
+use tidemill::streaming_data::order::statistics::OrderStatistics;
 
 use crate::support::device::backend;
 use crate::support::outcome::files;
@@ -249,6 +250,57 @@ fn a_preset_has_as_many_positions_as_the_samples() {
     let error = resolved(&bench, "mpt-125m", &[written[0], ("model.max_seq_len", "2048")]);
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("model.max_seq_len: expected at least 2100"), "{error}");
+}
+
+/// A model trains on samples as long as they are, and on what windows mix: where another length or order was wanted, a run says so.
+#[test]
+fn lengths_and_orders_that_may_surprise_are_remarked() {
+    let bench = Workbench::new();
+    let remarks = |preset: &str, written: &[(&str, &str)]| {
+        let run = resolved(&bench, preset, written).unwrap_or_else(|error| panic!("{error}"));
+        (run.remarks.join("; "), run)
+    };
+    let length = |positions| ("model.max_seq_len", positions);
+    let named: [(&str, &[(&str, &str)], &str); 8] = [
+        ("gpt-neo-125m", &[], "samples have 17 tokens and the model has 2048 positions"),
+        ("gpt-neo-125m", &[length("18")], "model.max_seq_len = 17 fewer positions"),
+        ("gpt-neo-125m", &[length("17")], ""),
+        ("mpt-10m", &[], ""),
+        ("mpt-10m", &[length("17")], ""),
+        ("mpt-10m", &[length("16")], "model.max_seq_len is 16 and samples have 17 tokens"),
+        ("llama-1b", &[length("4096")], "model.max_seq_len is 4096 and samples have 17 tokens"),
+        ("mamba-10m", &[], ""),
+    ];
+    for (preset, written, part) in named {
+        let small = [("model.n_layers", "1"), ("model.d_model", "64")];
+        let written = [&small[..], written].concat();
+        let (found, _) = remarks(preset, &written);
+        assert!(found.contains(part), "{preset} {written:?}: {found:?}");
+        assert_eq!(found.is_empty(), part.is_empty(), "{preset} {written:?}: {found:?}");
+    }
+    let batch = std::num::NonZeroU64::new(32).unwrap();
+    for (order, window, is_named) in [
+        ("window", "5", true),
+        ("window", "90", true),
+        ("window", "16384", false),
+        ("full", "5", false),
+    ] {
+        let written = [("data.shuffle", order), ("data.window_samples", window)];
+        let (found, run) = remarks("mamba-10m", &written);
+        assert_eq!(found.contains(&format!("{window} neighbours at a time")), is_named, "{found}");
+        let measured = OrderStatistics::new(&run.data, batch, None).effective_batch;
+        assert_eq!(measured < 16.0, is_named, "{order} {window}: worth {measured}");
+    }
+    let set = ["model.preset=mpt-125m", "model.n_layers=1", "model.d_model=16", "model.n_heads=1"];
+    let set = set.map(|key| ["--set", key]).concat();
+    let config = "[run]\ndir = \"run\"\nsteps = 1\n[model]\n[data]\ndataset = \"data\"";
+    bench.write("short.toml", config);
+    let trained =
+        bench.tidemill(&[&["train", "short.toml", "-n", "2", "-w", "1"], &set[..]].concat());
+    let trained = trained.expect(0);
+    let notes =
+        trained.stderr.matches("note: samples have 17 tokens and the model has 2048").count();
+    assert_eq!(notes, 1, "of two processes one says it: {}", trained.stderr);
 }
 
 /// A grain that is longer than every lane is all of its lane. In an evaluation it is as long as it says, and its loss is

@@ -88,7 +88,7 @@ impl BucketPlan {
     }
 
     /// Which chunks of each bucket each of `ranks` owns: one run of them in order, so that over all buckets every rank owns about
-    /// as many elements. What [goes on](ChunkStart::GoesOn) belongs to the owner of the chunk before.
+    /// as many elements. A chunk that [goes on](ChunkStart::GoesOn) belongs to the owner of the chunk before.
     pub fn owners(&self, chunks: &ChunkPlan, ranks: usize) -> Vec<BucketOwners> {
         let mut loads = vec![0; ranks];
         let mut so_far = 0;
@@ -186,7 +186,7 @@ mod tests {
             .map(|bucket| (bucket.range.clone(), bucket.slots.clone(), bucket.block))
             .collect();
         let expected = [
-            // 10 and 100 and 120 elements are the first 200; then what is left before the table, which has two slots.
+            // 10 and 100 and 120 elements are the first 200; then those that are left before the table, which has two slots.
             (500..730, vec![500], 3),
             (300..500, vec![300], 1),
             (0..300, vec![0, 730], 0),

@@ -134,7 +134,7 @@ struct Wire {
     part: [u32; 3],
     chunk: u32,
     node: [u32; 2],
-    /// 0, so that what follows is aligned.
+    /// 0, so that the values behind it are aligned.
     unused: u32,
     step: u64,
     elements: u64,

@@ -58,7 +58,7 @@ pub enum CollectiveError {
     /// Ranks or groups that do not follow each other from the first on: fix the input.
     #[error("{what} must be ranges that are not empty and follow each other from 0 to the last")]
     Topology {
-        /// What they are.
+        /// The name of the ranks or groups.
         what: &'static str,
     },
     /// Processes of unequal numbers of ranks: fix the input.

@@ -17,11 +17,11 @@ pub struct PlannedChunk {
     pub segment: usize,
     /// Its elements of the parameter arena.
     pub range: Range<usize>,
-    /// What it starts with.
+    /// The start of the chunk.
     pub start: ChunkStart,
 }
 
-/// What stands at the start of a chunk.
+/// The start of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkStart {
     /// Something whose owner may be another than that of the chunk before.
@@ -84,7 +84,7 @@ impl ChunkPlan {
         for (segment, (range, tensors)) in segments.into_iter().enumerate() {
             first.push(chunks.len());
             starts.push(range.start);
-            // What stands before the first tensor belongs to it.
+            // Padding before the first tensor belongs to that tensor.
             let begins = std::iter::once(range.start).chain(tensors.iter().skip(1).copied());
             let ends = tensors.iter().skip(1).copied().chain([range.end]);
             for (begin, end) in begins.zip(ends).filter(|(begin, end)| begin < end) {

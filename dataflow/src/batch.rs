@@ -86,7 +86,7 @@ impl From<MicrobatchGrains> for MicrobatchText {
     }
 }
 
-/// What `microbatch_grains = "auto"` resolves by: as many whole grains as fit, at least one.
+/// The memory by which `microbatch_grains = "auto"` is resolved: a microbatch has as many whole grains as fit, at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MicrobatchMemory {
     /// Bytes that one sample needs in a worker's workspace.
@@ -171,13 +171,13 @@ fn at_least_one(key: &str, found: usize) -> Result<()> {
 }
 
 impl BatchPlan {
-    /// The same for workers that share out what `sharding` says: that is the same on every worker, and never numerics.
+    /// The same for workers that share out state as `sharding` says, which is the same on every worker, and never numerics.
     #[must_use]
     pub fn sharded(self, sharding: Sharding) -> Self {
         Self { sharding, ..self }
     }
 
-    /// What workers share out.
+    /// The state that workers share out.
     pub fn sharding(&self) -> Sharding {
         self.sharding
     }

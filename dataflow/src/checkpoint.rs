@@ -7,7 +7,7 @@
 //!
 //! [`CheckpointWriter`] receives chunks of arenas in any order and writes them in place, so that it never
 //! holds a model; it writes aside, syncs, and renames. [`Checkpoint`] verifies checksums before anything is
-//! believed, and [`StateFiles`] while it reads what a run goes on from.
+//! believed, and [`StateFiles`] while it reads the state that a run goes on from.
 
 mod file_plan;
 #[cfg(test)]

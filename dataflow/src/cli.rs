@@ -41,7 +41,7 @@ use self::exit::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "tidemill", version, propagate_version = true, max_term_width = 100)]
 pub struct Program {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     command: Command,
 }
@@ -64,13 +64,13 @@ enum Command {
     Score(score::ScoreArguments),
     /// Ask questions with known answers: accuracies and perplexities with their standard errors.
     Evaluate(evaluate::EvaluateArguments),
-    /// Say what a data set, a run or a checkpoint is.
+    /// Describe a data set, a run or a checkpoint.
     Inspect(inspect::InspectArguments),
     /// Write an HTML page about runs: losses, speed, kills and resumes, configs.
     Report(report::ReportArguments),
-    /// Measure throughput, and what bounds it.
+    /// Measure throughput, and name the bound.
     Bench(bench::BenchArguments),
-    /// Say what this machine can compute with: what was found, what works, what is missing and how to get it.
+    /// Check the devices of this machine: those found, those that work, the parts that are missing and how to get them.
     Doctor(doctor::DoctorArguments),
 }
 
@@ -94,7 +94,7 @@ fn run() -> ExitCode {
         Ok(program) => program,
         Err(error) => return exit::wrong_flags(&error),
     };
-    // What a check meets on its way stands on its page.
+    // Failures that a check meets stand on its page.
     let logged = if matches!(program.command, Command::Doctor(_)) { "error" } else { "warn" };
     exit::start_logging(logged);
     quiet::silence_caught_panics();

@@ -9,15 +9,15 @@
 //! message that Rust prints. Its peers find it gone, as one that was killed, and a restart goes on from the last
 //! checkpoint; but the program's own clean-up does not run.
 //!
-//! Several processes need the feature `processes`, whose encryption protects what passes between them. Without it workers are threads
+//! Several processes need the feature `processes`, whose encryption protects the messages between them. Without it workers are threads
 //! of one process, and [`ClusterError::ThreadsAlone`] refuses more.
 //!
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`EmbeddedRun`]: the same for workers of a `timely::execute` of one's own;
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;
-//! - [`progress`]: say what a thread does, so that one that stands still is noticed and named;
-//! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: what went wrong, and whether to restart;
+//! - [`progress`]: the phase of each thread, so that one that stands still is noticed and named;
+//! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: failures, and whether to restart;
 //! - [`read_hosts`]: the addresses of a cluster from a file;
 //! - [`Admission`] and [`Secret`]: which processes may join;
 //! - [`Supervisor`], [`join_supervised`] and [`Lifeline`]: local processes that live and die
@@ -119,7 +119,7 @@ pub struct ClusterSettings {
     pub admission: Admission,
     /// The news of its siblings, where a supervisor has started this process.
     pub siblings: Option<Siblings>,
-    /// What must be equal in all processes, compared when they meet: fingerprints of the
+    /// Settings that must be equal in all processes, compared when they meet: fingerprints of the
     /// configuration and of the data set, the kind of device.
     pub identity: BTreeMap<String, String>,
     /// How long the processes may take to meet.

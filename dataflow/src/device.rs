@@ -1,4 +1,4 @@
-//! What computes: from `[device]` and what this machine has to a concrete backend, in this one place.
+//! Devices: from `[device]` and this machine's hardware to a concrete backend, in this one place.
 //!
 //! [`DeviceChoice::new`] decides; [`DeviceChoice::open`] opens a backend for each worker of this process and hands them,
 //! as [`Devices`], to code that is written once over [`Backend`] and waits as a [`WithBackend`]. Nothing after that
@@ -33,7 +33,7 @@ use maker::Maker;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeviceSettings {
-    /// What computes.
+    /// The backend that computes.
     pub backend: BackendChoice,
     /// The precision of activations.
     pub precision: Precision,
@@ -74,7 +74,7 @@ impl BackendChoice {
         }
     }
 
-    /// What there is of the maker whose GPUs it names, or why this build cannot tell; none where it names no maker.
+    /// The hardware and libraries of the maker whose GPUs the choice names, or why this build cannot tell; none if it names no maker.
     #[cfg(feature = "cli")]
     pub(crate) fn inventory(
         self,
@@ -111,14 +111,14 @@ impl Precision {
 
 /// Code that is written once for all backends, and is given one.
 pub trait WithBackend {
-    /// What it answers.
+    /// The result.
     type Output;
 
     /// Runs on `devices`.
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output;
 }
 
-/// What computes for one worker.
+/// The device of one worker.
 #[derive(Debug)]
 pub struct WorkerDevice<B> {
     /// The backend; workers that share a device share it.
@@ -136,7 +136,7 @@ impl<B> Clone for WorkerDevice<B> {
     }
 }
 
-/// What computes for the workers of this process: all of one kind.
+/// The devices of the workers of this process: all of one kind.
 #[derive(Debug)]
 pub struct Devices<B> {
     workers: Vec<WorkerDevice<B>>,
@@ -156,7 +156,7 @@ impl<B: Backend> Devices<B> {
         Ok(Self { workers, kind, precision })
     }
 
-    /// What all of them have in common.
+    /// The kind of all of them.
     pub fn kind(&self) -> &DeviceKind {
         &self.kind
     }
@@ -237,7 +237,7 @@ pub fn kind_in_words(kind: &DeviceKind) -> String {
     format!("{backend} {architecture}, numerics {numerics_version}, {matrix_library}")
 }
 
-/// What `[device]` comes to on this machine.
+/// The backend and precision that `[device]` gives on this machine.
 #[derive(Clone, Debug)]
 pub struct DeviceChoice {
     platform: Platform,
@@ -285,7 +285,7 @@ impl DeviceChoice {
         (places / processes_here.max(1)).min(lanes).max(1)
     }
 
-    /// What should be known of a run that was not told how many workers it should have.
+    /// A note for a run that was not told how many workers it should have.
     pub fn note(&self) -> Option<String> {
         let Platform::Gpus(_, Gpus { all, together }) = self.platform else { return None };
         (together < all).then(|| {

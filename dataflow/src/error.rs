@@ -1,4 +1,4 @@
-//! What can end a job, and what its caller should do about it.
+//! Errors that end a job, and what the caller should do about each.
 
 use std::error::Error;
 use std::io;
@@ -27,9 +27,9 @@ pub enum JobError {
     /// A config that is not one: fix the input.
     #[error("{origin}: {what}")]
     Config {
-        /// The file, or what the text came from.
+        /// The file, or the source of the text.
         origin: String,
-        /// The key, what was expected and what was found.
+        /// The key, the expected value and the one found.
         what: String,
     },
     /// One key or flag with a value that it cannot have: fix the input.
@@ -37,12 +37,12 @@ pub enum JobError {
     Value {
         /// The key or flag.
         key: String,
-        /// What it must be.
+        /// The value that it must have.
         expected: String,
-        /// What it is.
+        /// The value that it has.
         found: String,
     },
-    /// A run cannot be resumed with what it is asked to be now: fix the input.
+    /// A run cannot be resumed with other settings: fix the input.
     #[error("{key} is {saved} in {}, but {found} now: a run cannot change it on resume", checkpoint.display())]
     Resume {
         /// The key that changed.
@@ -60,7 +60,7 @@ pub enum JobError {
     Checkpoint {
         /// The folder or file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expected and the found.
         what: String,
     },
     /// Something is wrong with files that were fetched from a store.
@@ -68,14 +68,14 @@ pub enum JobError {
     Copied {
         /// Where they were fetched from.
         url: PathBuf,
-        /// What is wrong.
+        /// The error in it.
         #[source]
         cause: Box<JobError>,
     },
     /// A file that could not be read or written.
     #[error("{action} {} failed", path.display())]
     File {
-        /// What was attempted, such as `writing`.
+        /// The attempted action, such as `writing`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -113,7 +113,7 @@ pub enum JobError {
     RunElsewhere {
         /// Process 0's run folder.
         path: PathBuf,
-        /// What it has, in words.
+        /// The step that it has, in words.
         step: String,
         /// The other process.
         process: usize,
@@ -129,7 +129,7 @@ pub enum JobError {
         key: &'static str,
         /// The backend asked for.
         backend: &'static str,
-        /// Why not, and what to do.
+        /// The reason, and the remedy.
         why: String,
     },
     /// Devices in one process whose bits would not agree: leave one out, with `CUDA_VISIBLE_DEVICES` or
@@ -144,12 +144,12 @@ pub enum JobError {
         /// Another's.
         other: String,
     },
-    /// A device without room: lower what it is asked to hold.
+    /// A device without room: lower the memory that it is asked for.
     #[error("{what} does not fit into the device's memory: {advice}")]
     OutOfMemory {
-        /// What does not, such as "the run".
+        /// The thing that does not fit, such as "the run".
         what: &'static str,
-        /// What to change, with the keys as they are now.
+        /// Advice with the keys as they are now.
         advice: String,
         /// Which allocation failed.
         #[source]
@@ -180,7 +180,7 @@ pub enum JobError {
     Step {
         /// The update, from 1.
         step: u64,
-        /// What was wrong with it.
+        /// The fault.
         what: String,
     },
     /// A step whose loss is not finite: a sample is at fault where few lanes have no loss, and parameters that have grown out of
@@ -219,7 +219,7 @@ pub enum JobError {
         /// The same in words, with the rows and the files.
         samples: String,
     },
-    /// What was measured gave wrong numbers: a device, a link between devices, or this program is at fault.
+    /// A measurement gave wrong numbers: a device, a link between devices, or this program is at fault.
     #[error(
         "{what} of worker {worker} is wrong at element {element}, in buckets of {bucket_mebibytes} MiB: expected {expected:?} \
          ({:#010x}), found {found:?} ({:#010x})",
@@ -235,9 +235,9 @@ pub enum JobError {
         element: usize,
         /// The size of the buckets.
         bucket_mebibytes: usize,
-        /// What it has to be.
+        /// The value that it has to be.
         expected: f32,
-        /// What it is.
+        /// The value that it is.
         found: f32,
     },
     /// The model or its files.
@@ -246,7 +246,7 @@ pub enum JobError {
     /// The data set.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// What workers have to tell each other.
+    /// A failure of the messages between workers.
     #[error(transparent)]
     Communicator(#[from] CommunicatorError),
     /// The workers or their processes.
@@ -324,7 +324,7 @@ impl Classified for CommunicatorError {
         match self {
             Self::Device(error) => error.exit_class(),
             Self::Collective(error) => error.exit_class(),
-            // What ranks tell each other is this program's own.
+            // Messages between ranks are this program's own.
             _ => ExitClass::Restart,
         }
     }
@@ -350,7 +350,7 @@ impl Classified for EvaluationError {
     }
 }
 
-/// What an error of a library comes to: where the operating system's answer is behind it, that decides, as the paths that the
+/// The exit class of a library's error: if the operating system's answer is behind it, that decides, as the paths that the
 /// libraries are given are those that a user names.
 fn class(error: &(dyn Error + 'static), may_succeed_later: bool) -> ExitClass {
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());

@@ -31,7 +31,7 @@ pub struct Started {
     pub workers: usize,
     /// Processes.
     pub processes: usize,
-    /// What computes in process 0, in words.
+    /// The device of process 0, in words.
     pub device: String,
     /// Seconds since 1970, UTC.
     pub unix_seconds: u64,

@@ -22,10 +22,10 @@ const MOST_SEQUENCES: usize = 32;
 /// Texts that a device of its own scores at once: as many short ones as fill it.
 const MOST_TEXTS: usize = 128;
 
-/// What sequences may take of the host's memory by default.
+/// The host memory that sequences may take by default.
 const HOST_BYTES: usize = 1 << 30;
 
-/// The files of a model on this machine, and what its `config.json` says: all that is known of it before a device is open.
+/// The files of a model on this machine, and its `config.json`: all that is known of it before a device is open.
 pub struct ModelFiles {
     copy: LocalCopy,
     config: ModelConfig,
@@ -100,7 +100,7 @@ impl<B: Backend> LoadedModel<B> {
             std::thread::scope(|scope| {
                 let verified = scope.spawn(|| verify(&files.copy, folder));
                 let loaded = load(folder);
-                // What a damaged file is taken for is not told.
+                // The content that a damaged file seems to have is not told.
                 verified.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
                 Ok(loaded?)
             })
@@ -209,7 +209,7 @@ impl<B: Backend> LoadedModel<B> {
         Ok(generate_batch(&mut device, &mut sequences, prompts, settings, on_written)?)
     }
 
-    /// Says what is wrong with a prompt.
+    /// The fault of a prompt, if it has one.
     ///
     /// # Errors
     /// An empty prompt, one longer than the learned positions, or a token outside the vocabulary.
@@ -217,7 +217,7 @@ impl<B: Backend> LoadedModel<B> {
         Ok(self.model.check_prompt(prompt)?)
     }
 
-    /// Says what is wrong with a text that is to be scored.
+    /// The fault of a text that is to be scored, if it has one.
     ///
     /// # Errors
     /// Fewer than two tokens, more than there are learned positions for, or a token outside the vocabulary.
@@ -254,7 +254,7 @@ impl<B: Backend> ModelScorer<'_, B> {
         Ok(self.scorer.log_probabilities_of_each(&mut device, texts)?)
     }
 
-    /// The scores of the ends of several texts, each to the bit what it is alone.
+    /// The scores of the ends of several texts, each equal to the bit to its score alone.
     ///
     /// # Errors
     /// As [`log_probabilities`](Self::log_probabilities); a continuation without tokens, or one that nothing stands before.

@@ -1,6 +1,6 @@
 //! From `RUN.toml` to a graph: the one place where concrete types meet.
 //!
-//! [`RunConfig`] is what the user wrote, [`ResolvedRun`] what it comes to with its data set and model, and [`train`]
+//! [`RunConfig`] is the config as the user wrote it, [`ResolvedRun`] its resolved form with data set and model, and [`train`]
 //! runs it: on this process's workers, and together with other processes where [`TrainOptions::cluster`] says so. A run
 //! folder that holds a checkpoint is gone on with.
 
@@ -18,6 +18,7 @@ mod mail;
 pub(crate) mod memory;
 mod open_run;
 pub mod questions;
+mod remarks;
 mod resolve;
 mod restore;
 mod resume;

@@ -3,17 +3,17 @@
 //! This crate is the graph, the job, the cluster and the program. It re-exports the crates below it:
 //! [`kernels`], [`model`], [`streaming_data`] and [`collective`].
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
 //! | [`operators`] | the graph: one verb a file, extension traits on timely streams |
 //! | [`batch`] | how a step's samples are cut into lanes, grains and microbatches |
-//! | [`parallel`] | what workers share out in place of holding it each |
+//! | [`parallel`] | the state that workers share out in place of holding all of it each |
 //! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
-//! | [`device`] | what computes: from `[device]` to a backend |
+//! | [`device`] | devices: from `[device]` to a backend |
 //! | [`prepare`] | data sets that several processes prepare |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
 //! | [`checkpoint`] | a run's state in the Hugging Face layout, complete or absent |
-//! | [`metrics`], [`history`], [`run_folder`] | what else a run leaves in its folder |
+//! | [`metrics`], [`history`], [`run_folder`] | the other files of a run's folder |
 //! | [`inference`] | a trained model, opened to generate and score |
 //! | `cli` | the program (feature `cli`, which embedders leave off) |
 //!
@@ -23,7 +23,7 @@
 //! # Glossary
 //!
 //! *step*: one optimizer update, and the timestamp. *position*: place in the endless canonical order.
-//! *sample*: `seq_len + 1` tokens, or what else a model is trained on. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
+//! *sample*: `seq_len + 1` tokens, or another item that a model is trained on. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
 //! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
 //! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
 //! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *chunk*: the part of a

@@ -1,8 +1,8 @@
-//! What memory this machine has left, and what this process holds of it.
+//! Memory that this machine has left, and that this process holds.
 
 use std::path::Path;
 
-/// Where Linux says what the control group of this process may take.
+/// The files in which Linux states the memory limit of this process's control group.
 const CONTROL_GROUP: &str = "/sys/fs/cgroup";
 
 /// Memory that the system could give this process now; 2 GiB where it does not say.
@@ -36,7 +36,7 @@ fn kibibytes(text: &str, name: &str) -> Option<usize> {
     Some(kib << 10)
 }
 
-/// What a group has not taken of its limit. Files that it has read take room until something else needs it.
+/// The part of a group's limit that the group has not taken. Files that it has read take room until something else needs it.
 fn of_group(folder: &Path) -> Option<usize> {
     let read = |name| std::fs::read_to_string(folder.join(name)).ok();
     let number = |text: String| text.trim().parse::<usize>().ok();

@@ -7,13 +7,13 @@
 //!                  +-----------------------------------------------------+
 //! ```
 //!
-//! The bytes of gradients and parameters stay where they are computed, and a [`Communicator`] moves them between workers; what
-//! operators tell each other of them are tickets. `snapshot` and `checkpoint` hang on `optimize`.
+//! The bytes of gradients and parameters stay where they are computed, and a [`Communicator`] moves them between workers;
+//! operators tell each other of their progress by tickets. `snapshot` and `checkpoint` hang on `optimize`.
 //!
 //! [`Communicator`]: tidemill_collective::communicator::Communicator
 //!
 //! Timestamps are steps, counted from 0 (updates done before them). Each operator's docs say its contract; none
-//! ever blocks. What blocks (a device, a writer, a decoder) runs on a thread that wakes its operator, and logic that
+//! ever blocks. Blocking work (of a device, a writer, a decoder) runs on a thread that wakes its operator, and logic that
 //! is not about capabilities stands in plain structs.
 //!
 //! | module | verb |
@@ -22,20 +22,20 @@
 //! | [`table_samples`] | rows of Parquet files, whatever their columns, as samples |
 //! | [`forward_backward`] | computes losses and gradients on a device |
 //! | [`reduce`] | sums gradients over all lanes, at their owners |
-//! | [`optimize`] | clips and updates what is owned; reports each step |
-//! | [`gather`] | brings what was updated to every worker |
-//! | [`measure`] | tells what communication took |
-//! | [`snapshot`] | copies the state of what is owned while training goes on |
+//! | [`optimize`] | clips gradients and updates each worker's part; reports each step |
+//! | [`gather`] | brings updated parameters to every worker |
+//! | [`measure`] | reports the cost of communication |
+//! | [`snapshot`] | copies each worker's part of the state while training goes on |
 //! | [`checkpoint`] | hands the state to a writer |
 //! | [`evaluate`] | measures the loss on other samples |
 //! | [`train`] | all of them, with the loops between |
 //! | [`stream_data`] | streams a data set, or rows of any columns, into any timely program |
-//! | [`plan`] | what all of them must know |
-//! | [`error`] | what breaks their contracts |
-//! | [`sample_names`] | what errors call the samples at a position |
+//! | [`plan`] | the plan that all of them share |
+//! | [`error`] | breaches of their contracts |
+//! | [`sample_names`] | the names of samples in errors |
 //! | [`owned`] | the state that a worker owns, and the thread that keeps it |
 //! | [`lending`](mod@lending) | the parameters, and which thread has them when |
-//! | [`ticket`] | what operators tell each other of both |
+//! | [`ticket`] | messages between operators about both |
 //!
 //! Start at [`train`].
 

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelSettings {
-    /// What each worker holds no more than its part of. May change when a run goes on.
+    /// The state of which each worker holds its part only. May change when a run goes on.
     pub shard: Sharding,
 }
 
-/// What workers share out instead of holding all of it each (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
+/// The state that workers share out instead of holding all of it each (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training
 /// Trillion Parameter Models"). Each takes less memory than the one before, and more copies between workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -18,10 +18,10 @@ pub enum Sharding {
     /// The optimizer's state (stage 1): a worker sums gradients over its lanes, and holds them and the parameters whole.
     #[default]
     Optimizer,
-    /// And the sums of gradients (stage 2): what a lane has computed goes to its owners at once.
+    /// And the sums of gradients (stage 2): a lane's gradients go to their owners at once.
     Gradients,
     /// And the parameters (stage 3): those of a block are gathered before it runs, and let go behind it. The workers of a process hold them
-    /// together, and each process holds them once: what blocks read crosses no network.
+    /// together, and each process holds them once: the parameters that blocks read cross no network.
     Parameters,
 }
 

@@ -1,6 +1,6 @@
 //! Text of others (a peer, a file), made fit to be kept and printed.
 
-/// At most `limit_bytes` of it, in one line, and without what a terminal would obey: control
+/// At most `limit_bytes` of it, in one line, and without characters that a terminal would obey: control
 /// characters, and those that turn the direction of writing.
 pub(crate) fn printable(text: &str, limit_bytes: usize) -> String {
     let end = text.floor_char_boundary(limit_bytes);

@@ -1,6 +1,6 @@
-//! What a device refuses to do, in one line that says what to change.
+//! Refusals of a device, in one line that says which setting to change.
 //!
-//! What to change depends on the command, so each command gives its own [`Advice`] to a [`Refusal`].
+//! The setting to change depends on the command, so each command gives its own [`Advice`] to a [`Refusal`].
 
 use std::error::Error;
 
@@ -9,13 +9,13 @@ use tidemill_kernels::KernelError;
 use crate::cluster::{ClusterError, SharedError, unshared};
 use crate::error::JobError;
 
-/// What to change, in the words of the command that was given.
+/// The settings to change, in the words of the command that was given.
 pub(crate) struct Advice {
-    /// What has no room on a device, such as "the run".
+    /// The subject that has no room on a device, such as "the run".
     pub what: &'static str,
-    /// What would have, or how to make room.
+    /// Ways to make room, or the devices that would have room.
     pub room: String,
-    /// What makes the CPU compute.
+    /// The setting that makes the CPU compute.
     pub cpu: &'static str,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// What `error` comes from, if from one of these. A compiler's whole log goes to the debug log.
+    /// The refusal behind `error`, if there is one. A compiler's whole log goes to the debug log.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Option<Self> {
         let mut link = Some(error);
         while let Some(error) = link.map(unshared) {
@@ -48,7 +48,7 @@ impl Refusal {
         None
     }
 
-    /// The error that says what to change.
+    /// The error that names the setting to change.
     pub(crate) fn advised(self, advice: Advice, cause: SharedError) -> JobError {
         let Advice { what, room, cpu } = advice;
         match self {
@@ -58,7 +58,7 @@ impl Refusal {
     }
 }
 
-/// `error` without the worker that noticed it, which says nothing about what to change.
+/// `error` without the worker that noticed it, which is no help in choosing the setting to change.
 pub(crate) fn cause_alone(error: ClusterError) -> SharedError {
     match error {
         ClusterError::Failed { cause, .. } => cause,

@@ -8,7 +8,7 @@
 //! # In a store
 //! Where `run.dir` is a URL, the run works in a folder of this machine, which is held in the same way, below `runs` in the
 //! folder of the cache (`data.cache_dir`). Nothing in there is ever needed again: a run that opens the folder empties it and
-//! begins with what the store has.
+//! begins with the store's state.
 //! - `run.toml` and `devices.json` go to the store when the run starts, `history.jsonl`, `metrics.jsonl` and `evaluation.jsonl`
 //!   before each checkpoint and at the end, a checkpoint file by file with `trainer.json` last. It is complete once that is there.
 //! - Lines of metrics behind the latest checkpoint are computed again on resume, so none is lost that counts.
@@ -122,7 +122,7 @@ impl RunFolder {
         self.hold.check()
     }
 
-    /// By what other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None of one
+    /// The mark by which other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None of one
     /// in a store, of which each process has a folder of its own.
     pub fn token(&self) -> Option<&str> {
         self.remote.is_none().then(|| self.hold.token())
@@ -153,7 +153,7 @@ impl RunFolder {
         }
     }
 
-    /// What the complete checkpoint with the most updates says of the run in the run folder `path`, which is not held.
+    /// The state of the run in the complete checkpoint with the most updates, in the run folder `path`, which is not held.
     ///
     /// # Errors
     /// As [`latest_step`](Self::latest_step), or a file that is damaged.
@@ -172,7 +172,7 @@ impl RunFolder {
         }
     }
 
-    /// The same folder; what it does in a store ends when it is cancelled.
+    /// The same folder; its requests to a store end when it is cancelled.
     pub fn cancelled_by(self, cancel: Cancel) -> Self {
         Self { remote: self.remote.map(|remote| remote.cancelled_by(cancel)), ..self }
     }
@@ -201,7 +201,7 @@ impl RunFolder {
         }
     }
 
-    /// What the complete checkpoint with the most updates says of the run, and its folder or URL.
+    /// The state of the run in the complete checkpoint with the most updates, and that checkpoint's folder or URL.
     ///
     /// # Errors
     /// As [`latest_checkpoint`](Self::latest_checkpoint), or a file that is damaged.
@@ -267,7 +267,7 @@ impl RunFolder {
         self.write(RUN_CONFIG_FILE, toml)
     }
 
-    /// Writes what computes, wholly or not at all.
+    /// Writes the list of devices, wholly or not at all.
     ///
     /// # Errors
     /// A file or object that cannot be written.
@@ -284,7 +284,7 @@ impl RunFolder {
             .map_err(|source| JobError::file("writing", &path, source))
     }
 
-    /// Keeps what the logs say, through a power cut too: a checkpoint that is made visible afterwards relies on it.
+    /// Keeps the logs through a power cut too: a checkpoint that is made visible afterwards relies on it.
     ///
     /// # Errors
     /// A file or folder that cannot be synced.

@@ -369,7 +369,7 @@ impl DataError {
     /// Whether the same call may succeed another time though nothing is changed. A store that did not answer may; one that
     /// refuses, and a data set or a setting that is wrong, will be the same.
     ///
-    /// What the operating system answered ([`Io`](Self::Io)) may have passed, as far as this crate can tell: only its caller
+    /// Whether the operating system's answer ([`Io`](Self::Io)) may have passed, as far as this crate can tell: only its caller
     /// knows which paths were given by a user.
     pub fn may_succeed_later(&self) -> bool {
         match self {

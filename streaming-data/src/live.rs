@@ -1,4 +1,4 @@
-//! Documents that come and go in a dataflow of one's own: which are kept, and what they have in common, as differences.
+//! Documents that come and go in a dataflow of one's own: which are kept, and counts over all of them, as differences.
 //!
 //! [`prepare`](crate::prepare) judges all documents anew each time it is called. A program that takes documents while it runs and withdraws
 //! some again has the same verdicts at any moment from the operators here, which are

@@ -257,17 +257,17 @@ impl Shard {
         DataError::ShardBytes { path: self.path.clone(), expected: self.bytes, found }
     }
 
-    /// Reads the footer and checks it against what is known, and the types of its columns against
-    /// what rows must be.
+    /// Reads the footer and checks it against the known facts of the shard, and the types of its columns against
+    /// the schema of rows.
     pub(crate) fn footer(&self, file: &ShardFile, rows: &RowKind) -> Result<Footer, DataError> {
         let footer = self.footer_of_any_rows(file)?;
         footer.check_rows(&self.path, rows)?;
         Ok(footer)
     }
 
-    /// Reads the footer and checks it against what is known. What comes from a store is fetched
+    /// Reads the footer and checks it against the known facts of the shard. A footer in a store is fetched
     /// again where its hash is not the one known. A local file is verified as a whole where nothing
-    /// will say what its row groups should be.
+    /// will say which row groups it should have.
     pub(crate) fn footer_of_any_rows(&self, file: &ShardFile) -> Result<Footer, DataError> {
         let footer = match self.footer {
             Some(known) => {

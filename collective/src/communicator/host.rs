@@ -40,7 +40,7 @@ use crate::tree::Node;
 /// Chunks that are handed over together: few enough that others begin with them soon, and many enough that few messages wake a thread.
 const CHUNKS_PER_MESSAGE: usize = 16;
 
-/// The end of one rank. [`courier`](Communicator::courier) gives what has to be [carried](crate::carry::Carry) for it. Before it
+/// The end of one rank. [`courier`](Communicator::courier) gives the chunks that have to be [carried](crate::carry::Carry) for it. Before it
 /// is dropped, the device stream that it was used with must have run.
 pub struct Host<B: Backend> {
     rank: usize,

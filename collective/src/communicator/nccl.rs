@@ -5,7 +5,7 @@
 //!
 //! The workers of a process read each other's memory ([`LocalRank`]). Their lanes are summed before anything leaves the process, and
 //! each update from elsewhere comes to it once: each rank exchanges bytes with those at its place in the other processes, and the
-//! ranks of a process read from each other what came to one of them.
+//! ranks of a process read from each other the parts that came to one of them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,7 +64,7 @@ impl<B: Backend> LocalRank<B> {
     }
 }
 
-/// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
+/// The end of one rank. Before it or a buffer that was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
     /// Its end among the ranks of its process.
     local: LocalRank<B>,
@@ -88,7 +88,7 @@ impl<B: Backend> Nccl<B> {
     ///
     /// # Errors
     /// A schedule of another number of workers, ranks that are no multiple of this process's, a device whose memory is not
-    /// its own, or what the library answers.
+    /// its own, or the library's error.
     pub fn join(
         backend: &B,
         (library, id): (&CollectiveLibrary, GroupId),

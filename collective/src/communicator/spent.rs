@@ -60,7 +60,7 @@ impl<B: Backend> Default for Spent<B> {
 }
 
 impl<B: Backend> Spent<B> {
-    /// Notes a sum that began at `from`, and answers where it ends: behind what is enqueued on `stream`.
+    /// Notes a sum that began at `from`, and answers where it ends: behind all work that is enqueued on `stream`.
     pub(super) fn summed(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
@@ -71,7 +71,7 @@ impl<B: Backend> Spent<B> {
         Ok(to)
     }
 
-    /// Notes a gather that began at `from` and ends behind what is enqueued on `stream`.
+    /// Notes a gather that began at `from` and ends behind all work that is enqueued on `stream`.
     pub(super) fn gathered(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),

@@ -23,7 +23,7 @@ pub(super) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// The index of the optimizer's files, where there are several.
 const OPTIMIZER_INDEX: &str = "optimizer.safetensors.index.json";
 
-/// What the names of tensors begin with, by part: nothing for parameters, the name of the state for each of `states`.
+/// The prefix of tensors' names, by part: empty for parameters, the name of the state for each of `states`.
 #[derive(Clone, Debug)]
 pub(super) struct Prefixes(Vec<String>);
 
@@ -33,7 +33,7 @@ impl Prefixes {
         Self(std::iter::once(String::new()).chain(states).collect())
     }
 
-    /// What the names of a part's tensors begin with; none where there is no such state.
+    /// The prefix of the names of a part's tensors; `None` where there is no such state.
     pub(super) fn of(&self, part: StatePart) -> Option<&str> {
         self.0.get(part.index()).map(String::as_str)
     }
@@ -65,7 +65,7 @@ impl FileShare {
     }
 }
 
-/// What a set of files holds.
+/// The kind of a set of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tensors {
     Model,

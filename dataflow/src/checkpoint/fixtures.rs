@@ -1,4 +1,4 @@
-//! A small model of two segments, and what its checkpoints are made of.
+//! A small model of two segments, and the parts of its checkpoints.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -72,7 +72,7 @@ pub fn latest(run_folder: &Path) -> Result<Option<CheckpointEntry>> {
     Ok(list(run_folder)?.pop())
 }
 
-/// Removes what a killed run left half written or half removed.
+/// Removes files that a killed run left half written or half removed.
 ///
 /// # Errors
 /// Remains that cannot be removed.

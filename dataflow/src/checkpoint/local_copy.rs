@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 3;
 pub enum Wanted {
     /// `config.json`.
     Config,
-    /// What generates and scores: all but the state of a run.
+    /// The files that generate and score: all but the state of a run.
     Model,
     /// All that a checkpoint has.
     Checkpoint,
@@ -50,7 +50,7 @@ pub struct LocalCopy {
     copied: Option<Copied>,
 }
 
-/// What a copy is of, and where it is.
+/// The source of a copy, and where the copy lies.
 #[derive(Debug)]
 struct Copied {
     url: PathBuf,
@@ -60,7 +60,7 @@ struct Copied {
 /// The folder for copies in that of the cache.
 const COPIES: &str = "copies";
 
-/// What the names of copies begin with.
+/// The prefix of the names of copies.
 const COPY_PREFIX: &str = "tidemill-copy-";
 
 impl LocalCopy {
@@ -109,7 +109,7 @@ impl LocalCopy {
         Ok(Self { path, copied: Some(Copied { url, _folder: copied }) })
     }
 
-    /// What `read` makes of the files; where they are a copy, its errors say of what.
+    /// Reads the files with `read`; if they are a copy, errors name the source.
     ///
     /// # Errors
     /// Those of `read`.
@@ -230,7 +230,7 @@ fn fetch_model(folder: &RemoteFolder, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What errors call a file in a store.
+/// The path by which errors name a file in a store.
 fn path_of(folder: &RemoteFolder, name: &str) -> PathBuf {
     PathBuf::from(folder.location().join(name).to_string())
 }

@@ -164,7 +164,7 @@ mod tests {
             "exp_avg_sq.vector": expected[5],
         });
         assert_eq!(map(expected[6]), optimizer);
-        // Whatever reads a model takes this first, and no checksum is of it.
+        // Every reader of a model opens this file first, and no checksum covers it.
         std::fs::write(path.join(SINGLE_FILE), "").unwrap();
         let error = Checkpoint::open_for(&path, Wanted::Model).unwrap_err().to_string();
         assert!(error.contains("found model.safetensors too"), "{error}");

@@ -18,7 +18,7 @@ use crate::error::{JobError, Result};
 /// The object in a run folder that says which run has it, and which checkpoints count.
 pub const RUN_FILE: &str = "run.json";
 
-/// What [`RUN_FILE`] says.
+/// The content of [`RUN_FILE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
     /// The token of the run that has the folder, or had it last.
@@ -121,7 +121,7 @@ impl RemoteCheckpoints {
         Ok(self.list()?.pop())
     }
 
-    /// What the checkpoint with the most updates says of the run, and its URL.
+    /// The state of the run in the checkpoint with the most updates, and its URL.
     ///
     /// # Errors
     /// As [`steps`](Self::steps), or a file that is damaged.
@@ -133,7 +133,7 @@ impl RemoteCheckpoints {
         })
     }
 
-    /// What `read` gives for the checkpoint with the most updates. Where a run removes that one meanwhile, it is asked
+    /// Reads the checkpoint with the most updates by `read`. If a run removes that checkpoint meanwhile, `read` is called
     /// again, for the one that is the latest then.
     ///
     /// # Errors
@@ -182,18 +182,18 @@ impl RemoteCheckpoints {
         for file in files {
             folder.put_file(&file, &from.join(&file))?;
         }
-        // What makes it complete comes last.
+        // The file that makes a checkpoint complete comes last.
         allowed()?;
         Ok(folder.put_file(TRAINER_FILE, &from.join(TRAINER_FILE))?)
     }
 
-    /// Removes a checkpoint, or what there is of it.
+    /// Removes a checkpoint, or the files of it that are there.
     ///
     /// # Errors
     /// As [`steps`](Self::steps).
     pub fn remove(&self, name: &str) -> Result<()> {
         let folder = self.folder(name);
-        // What makes it complete goes first.
+        // The file that makes a checkpoint complete goes first.
         folder.delete(TRAINER_FILE)?;
         for entry in folder.list()? {
             folder.delete(&entry.name)?;

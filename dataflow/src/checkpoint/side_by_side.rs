@@ -35,7 +35,7 @@ impl From<JobError> for Ended {
     }
 }
 
-/// What threads and the one that waits for them tell each other.
+/// The state that working threads share with the thread that waits for them.
 #[derive(Default)]
 pub(super) struct Watched {
     pieces: AtomicU64,
@@ -50,8 +50,8 @@ impl Watched {
     }
 }
 
-/// Does `work` on each of `jobs`, on several at once; answers what came of them, in no order, or none where the run
-/// `is_over` before their end. `path` is what an error of the system names.
+/// Does `work` on each of `jobs`, on several at once; answers their results, in no order, or none where the run
+/// `is_over` before their end. Errors of the system name `path`.
 pub(super) fn side_by_side<J: Send, T: Send>(
     jobs: Vec<J>,
     path: &Path,

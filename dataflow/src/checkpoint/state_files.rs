@@ -44,8 +44,8 @@ pub struct RestoredState {
 }
 
 impl StateFiles {
-    /// Opens the checkpoint in `path`, whose tensors are those of `layout`, and `states` of each. Of what is in files of tensors nothing is believed
-    /// before it is read.
+    /// Opens the checkpoint in `path`, whose tensors are those of `layout`, and `states` of each. The content of files of tensors
+    /// is not believed before it is read.
     ///
     /// # Errors
     /// A file that is missing, truncated or of another model; a small one that is changed.
@@ -104,7 +104,7 @@ impl StateFiles {
         Ok(done.map(|_| restored))
     }
 
-    /// As [`read`](Self::read) where another process verifies the same files: no more is read than what is wanted.
+    /// As [`read`](Self::read) where another process verifies the same files: no more is read than the wanted elements.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -131,7 +131,7 @@ impl StateFiles {
         Ok(done.map(|_| restored))
     }
 
-    /// What elements `range` of the parameters have of a part.
+    /// Reads elements `range` of a part, in the parameters' order.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -148,7 +148,7 @@ impl StateFiles {
         Ok(self.of(part).read_arena(layout, self.prefix(part)?, start, out)?)
     }
 
-    /// What the ranges `owned` of the parameters have of each state.
+    /// The elements of each state that belong to the ranges `owned` of the parameters.
     fn owned(&self, owned: &[Range<usize>]) -> Vec<Vec<Range<usize>>> {
         let of = |part| owned.iter().map(|range| self.arenas.range(part, range)).collect();
         self.arenas.parts().skip(1).map(of).collect()
@@ -161,7 +161,7 @@ impl StateFiles {
         }
     }
 
-    /// What the names of a part's tensors begin with.
+    /// The prefix of the names of a part's tensors.
     fn prefix(&self, part: StatePart) -> Result<&str> {
         self.prefixes.of(part).ok_or_else(|| {
             let what = format!("expected a part of the optimizer that was named, found {part:?}");
@@ -175,7 +175,7 @@ impl StateFiles {
         RestoredState { parameters: zeros(StatePart::Parameter), states }
     }
 
-    /// Reads all of `files`: of `tensors` what is wanted.
+    /// Reads all of `files`: of `tensors` the wanted elements.
     fn through<'a>(
         &'a self,
         files: &'a TensorFiles,
@@ -227,11 +227,11 @@ impl StateFiles {
 struct Place<'a> {
     start: usize,
     values: &'a mut [f32],
-    /// What of the arena is read, in order.
+    /// The ranges of the arena to read, in order.
     wanted: &'a [Range<usize>],
 }
 
-/// What a thread reads.
+/// A job of a reading thread.
 enum Job<'a> {
     Through(FileJob<'a>),
     /// Ranges of a part, from whichever files they are in.

@@ -22,7 +22,7 @@ pub(super) struct TensorWriter {
     folder: PathBuf,
     /// By number; none where another process writes it.
     files: Vec<Option<OpenFile>>,
-    /// By part: what was written, from where to where.
+    /// By part: the range that was written.
     written: BTreeMap<StatePart, BTreeMap<usize, usize>>,
 }
 
@@ -76,7 +76,7 @@ impl TensorWriter {
         Ok(())
     }
 
-    /// Syncs the files; answers the checksum of each by its name. It is of what the system gives back of them, several files at
+    /// Syncs the files; answers the checksum of each by its name. It is of the bytes that the system reads back, several files at
     /// once.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl TensorWriter {
         Ok(checksums.into_iter().flatten().collect())
     }
 
-    /// Whether what is at the paths of these files is these files.
+    /// Whether the files at these paths are these files.
     pub(super) fn is_in_place(&self) -> bool {
         self.files.iter().flatten().all(OpenFile::is_in_place)
     }
@@ -124,7 +124,7 @@ impl TensorWriter {
     /// Removes the files, where they are in place.
     pub(super) fn remove(&self) {
         for file in self.files.iter().flatten().filter(|file| file.is_in_place()) {
-            // What cannot be removed now is swept when the run folder is next opened.
+            // A file that cannot be removed now is swept when the run folder is next opened.
             let _ = std::fs::remove_file(&file.path);
         }
     }

@@ -93,7 +93,7 @@ pub fn checksum_file(path: &Path) -> Result<String> {
     })
 }
 
-/// [`checksum`] of what is left to read; `moved` is called before each piece, and may end it. `path` is what errors name.
+/// [`checksum`] of the bytes that are left to read; `moved` is called before each piece, and may end it. Errors name `path`.
 pub(super) fn checksum_of<E: From<JobError>>(
     mut file: impl Read,
     path: &Path,
@@ -145,7 +145,7 @@ impl TrainerState {
         (self.format_version, self.cursor) = (format_version_for(&cursor), cursor);
     }
 
-    /// The file's bytes: sorted keys, and last a checksum of what stands before it.
+    /// The file's bytes: sorted keys, and last a checksum of the bytes before it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut value = serde_json::to_value(self).expect("a state holds only JSON");
         let sealed = checksum(value.to_string().as_bytes());
@@ -175,7 +175,7 @@ impl TrainerState {
         }
     }
 
-    /// Verifies what [`to_bytes`](Self::to_bytes) wrote; `path` is what errors name.
+    /// Verifies bytes of [`to_bytes`](Self::to_bytes); errors name `path`.
     ///
     /// # Errors
     /// Damaged bytes, or those of a later version.

@@ -18,7 +18,7 @@ use crate::error::{JobError, Result};
 
 /// The file of the tokenizer, where the data set has one.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// What every checkpoint of a run has in common.
+/// The parts that all checkpoints of a run share.
 #[derive(Clone, Debug)]
 pub struct CheckpointFiles {
     /// Which files tensors are in.
@@ -168,7 +168,7 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if !self.committed && self.tensors.is_in_place() {
-            // What cannot be removed now is swept when the run folder is next opened.
+            // A folder that cannot be removed now is swept when the run folder is next opened.
             let _ = std::fs::remove_dir_all(&self.partial);
         }
     }

@@ -1,4 +1,4 @@
-//! `tidemill bench`: throughput, and what bounds it.
+//! `tidemill bench`: throughput, and its bound.
 
 mod collective;
 mod data;
@@ -10,7 +10,7 @@ use crate::cli::exit::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// What of `tidemill bench`.
+/// Flags of `tidemill bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     #[command(subcommand)]
@@ -23,11 +23,11 @@ enum What {
     Train(train::TrainBench),
     /// Continue made-up prompts with one or two presets: tokens a second and memory by batch size.
     Generate(generate::GenerateBench),
-    /// Run each kernel alone: milliseconds, and the fraction of what the device can do.
+    /// Run each kernel alone: milliseconds, and the fraction of the device's ceiling.
     Kernels(kernels::KernelsBench),
     /// Sum and gather between workers: bytes a second by the size of a bucket, every result checked.
     Collective(collective::CollectiveBench),
-    /// Read a data set in canonical order: samples or rows a second, and what bounds them.
+    /// Read a data set in canonical order: samples or rows a second, and their bound.
     Data(data::DataBench),
 }
 

@@ -1,4 +1,4 @@
-//! `--backend` and `--precision`: what computes, where there is no config to say so.
+//! `--backend` and `--precision`: the device, where there is no config to name it.
 //!
 //! Subcommands whose numbers are fp32 on every device take `--backend` alone.
 
@@ -18,7 +18,7 @@ use crate::refusal::{Advice, Refusal, cause_alone};
 /// Flags of every subcommand that computes without a `RUN.toml`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceArguments {
-    /// What computes; auto is an NVIDIA GPU where one works, else an AMD GPU, else the CPU.
+    /// The device that computes; auto is an NVIDIA GPU where one works, else an AMD GPU, else the CPU.
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
     backend: BackendChoice,
     /// The precision of activations; bf16 on GPUs only.
@@ -27,7 +27,7 @@ pub(crate) struct DeviceArguments {
 }
 
 impl DeviceArguments {
-    /// What they come to here, with `threads` compute threads where it is the CPU.
+    /// The settings that these flags give here, with `threads` compute threads on the CPU.
     ///
     /// # Errors
     /// A backend that is not there, or a precision that it does not have; the error names the flag.
@@ -37,10 +37,10 @@ impl DeviceArguments {
             .map_err(by_flag)
     }
 
-    /// Runs `code` on one device; `smaller` is what would need less memory.
+    /// Runs `code` on one device; `smaller` names settings that need less memory.
     ///
     /// # Errors
-    /// As [`choice`](Self::choice), a device that cannot be opened, or what `code` answers.
+    /// As [`choice`](Self::choice), a device that cannot be opened, or an error of `code`.
     pub(crate) fn open_one<T, W>(
         self,
         threads: NonZeroUsize,
@@ -54,10 +54,10 @@ impl DeviceArguments {
         self.open(&self.choice(threads)?, LocalWorkers::alone(1), smaller, code)
     }
 
-    /// Runs `code` on the devices of `workers`; `smaller` says what would need less memory of each.
+    /// Runs `code` on the devices of `workers`; `smaller` names settings that need less memory of each.
     ///
     /// # Errors
-    /// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
+    /// A device that cannot be opened, or an error of `code`: if a device refused, with the flags that help.
     pub(crate) fn open<T, W>(
         self,
         choice: &DeviceChoice,
@@ -84,13 +84,13 @@ impl DeviceArguments {
 /// The flag of a subcommand whose numbers are fp32 on every device.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct BackendArgument {
-    /// What computes; auto is NVIDIA GPUs where they work, else AMD GPUs, else the CPU.
+    /// The devices that compute; auto is NVIDIA GPUs where they work, else AMD GPUs, else the CPU.
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
     backend: BackendChoice,
 }
 
 impl BackendArgument {
-    /// What it comes to here.
+    /// The backend that this flag gives here.
     ///
     /// # Errors
     /// A backend that is not there.
@@ -103,7 +103,7 @@ impl BackendArgument {
 /// Runs `code` on the devices of `workers`; `ways` says how they would need less memory.
 ///
 /// # Errors
-/// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
+/// A device that cannot be opened, or an error of `code`: if a device refused, with the flags that help.
 pub(crate) fn open<T, W>(
     choice: &DeviceChoice,
     workers: LocalWorkers,

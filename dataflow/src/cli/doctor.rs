@@ -1,9 +1,9 @@
-//! `tidemill doctor`: what this machine can compute with, checked.
+//! `tidemill doctor`: the devices of this machine, checked.
 //!
-//! For each maker of GPUs, and for the CPU: what was found, what works, what is missing and how to get it. What works is tried: every
+//! For each maker of GPUs, and for the CPU: the parts that were found, that work, or that are missing, and how to get them. Working parts are tried: every
 //! kernel against its definition, and short training runs whose weights are compared. The page is made to be pasted into a report.
 //!
-//! The exit code is 0 where what was asked for works: the backend that `--backend` names, or else whatever `auto` would choose, as long
+//! The exit code is 0 if the device that was asked for works: the backend that `--backend` names, or else whatever `auto` would choose, as long
 //! as no GPU that is here is left out because something about it is broken.
 
 mod advice;
@@ -24,7 +24,7 @@ use crate::device::BackendChoice;
 /// Flags of `tidemill doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
-    /// What is checked; auto is everything that there is here.
+    /// The devices to check; auto is all that there are here.
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
     backend: BackendChoice,
     /// How the page is printed.
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
     Ok(if page.works { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// What was asked for.
+/// The sections that a flag asks for.
 fn sections(asked: BackendChoice) -> Vec<Section> {
     let all = [BackendChoice::Cuda, BackendChoice::Rocm, BackendChoice::Cpu];
     let wanted = |backend: &BackendChoice| asked == BackendChoice::Auto || asked == *backend;
@@ -71,7 +71,7 @@ fn section(backend: BackendChoice) -> Section {
     section
 }
 
-/// What the processor is called, and what kernels make of it.
+/// The name of the processor, and the vector instructions that kernels use on it.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("model name"));

@@ -30,7 +30,7 @@ impl ExitCode {
         self.leave_unflushed()
     }
 
-    /// Ends the process in a few seconds if it has not ended by then: what is left to say may find no reader.
+    /// Ends the process in a few seconds if it has not ended by then: the remaining messages may find no reader.
     pub(crate) fn leave_soon(self) {
         const TIME_FOR_WORDS: Duration = Duration::from_secs(2);
         let name = "exit".to_owned();
@@ -59,12 +59,12 @@ impl From<u8> for ExitCode {
     }
 }
 
-/// What carries requests to stores. Of these no more than warnings and news are logged: their details are addresses as
+/// Libraries that carry requests to stores. Of their logs only warnings and news are kept: details have addresses as
 /// they are used, in which a redirect or a proxy may have a password.
 const LIBRARIES_OF_REQUESTS: [&str; 6] =
     ["h2", "hyper", "hyper_util", "object_store", "reqwest", "rustls"];
 
-/// Logs what is of this level at least, or what `TIDEMILL_LOG` asks for, to standard error.
+/// Logs messages of this level at least, or those that `TIDEMILL_LOG` asks for, to standard error.
 pub(crate) fn start_logging(level: &str) {
     let mut filter = tracing_subscriber::EnvFilter::try_from_env("TIDEMILL_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -120,7 +120,7 @@ pub(crate) fn wrong_flags(error: &clap::Error) -> ExitCode {
     ExitCode::from(WRONG_FLAG)
 }
 
-/// Prints what went wrong, if anything, and chooses the exit code.
+/// Prints the error, if there is one, and chooses the exit code.
 pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
@@ -135,8 +135,8 @@ pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
     }
 }
 
-/// What a restart would do about `error`: what the first in its chain of causes says that says anything. An error that says
-/// nothing is not known to be the input's fault.
+/// The exit class of `error`: that of the first cause in its chain that has one. An error without a class
+/// is not known to be the input's fault.
 fn exit_class(error: &anyhow::Error) -> ExitClass {
     error.chain().find_map(class_of).unwrap_or(ExitClass::Restart)
 }
@@ -155,8 +155,8 @@ fn class_of(cause: &(dyn Error + 'static)) -> Option<ExitClass> {
         .or_else(|| of::<std::io::Error>(cause))
 }
 
-/// What the user is told. Which worker noticed wrong input, or what else keeps documents from being prepared, says nothing, so it
-/// is left out.
+/// The message for the user, without the worker that noticed wrong input and without other obstacles to preparing documents: they
+/// say nothing about the cause.
 fn message(error: &anyhow::Error) -> String {
     match cluster_error(error) {
         Some(ClusterError::Failed { exit_class, cause, .. })

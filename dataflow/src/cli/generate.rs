@@ -67,7 +67,7 @@ pub(crate) struct GenerateArguments {
     format: Format,
 }
 
-/// What is to be continued.
+/// The text or tokens to continue.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Asked {

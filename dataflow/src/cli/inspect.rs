@@ -1,4 +1,4 @@
-//! `tidemill inspect`: what a folder is, in words or JSON.
+//! `tidemill inspect`: a folder described, in words or JSON.
 
 mod report;
 
@@ -37,7 +37,7 @@ pub(crate) struct InspectArguments {
     /// The folder or URL of a data set, a run, a checkpoint or a Hugging Face model.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Of a data set: how well the orders mix it and what reading it costs, for this order of samples or for all.
+    /// Of a data set: how well the orders mix it and the cost of reading it, for this order of samples or for all.
     #[arg(long, value_name = "ORDER")]
     order: Option<Option<OrderChoice>>,
     /// With --order: samples of a window.
@@ -46,7 +46,7 @@ pub(crate) struct InspectArguments {
     /// With --order: samples of a batch.
     #[arg(long, value_name = "N", default_value = "32", requires = "order")]
     batch: NonZeroU64,
-    /// With --order: what the cache of a remote data set may hold.
+    /// With --order: the most bytes that the cache of a remote data set may hold.
     #[arg(long, value_name = "BYTES", requires = "order")]
     cache_limit_bytes: Option<u64>,
     /// How it is printed.
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is known of a folder.
+/// Facts about a folder.
 fn facts(folder: &Path) -> anyhow::Result<Value> {
     if folder.join(TRAINER_FILE).exists() {
         checkpoint_facts(folder)
@@ -92,7 +92,7 @@ fn facts(folder: &Path) -> anyhow::Result<Value> {
     }
 }
 
-/// What is known of a folder in a store.
+/// Facts about a folder in a store.
 fn remote_facts(location: Location) -> anyhow::Result<Value> {
     let url = PathBuf::from(location.to_string());
     let folder = RemoteFolder::open(location, &StoreSettings::default())?;
@@ -115,7 +115,7 @@ fn remote_facts(location: Location) -> anyhow::Result<Value> {
     }
 }
 
-/// What is wrong, where it is wrong with files that were fetched.
+/// The context of errors about files that were fetched.
 fn of_copy(url: &Path) -> String {
     format!("the copy of {} that was fetched", url.display())
 }
@@ -153,7 +153,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
         "eos_token_id": data_set.eos_token_id(),
         "pad_token_id": data_set.pad_token_id(),
         "fingerprint": data_set.fingerprint().to_string(),
-        // What is null is left out of words.
+        // Words leave out facts that are null.
         "selection": data_set.selection().map(Selection::settings),
         "versions": (!versions.is_empty()).then_some(versions),
         "shards": shards,
@@ -161,7 +161,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
     }))
 }
 
-/// What is known of the orders that were asked for.
+/// Facts about the orders that were asked for.
 fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
     let data_set = DataSet::open(&arguments.folder)?;
     let chosen = arguments.order.flatten();
@@ -227,7 +227,7 @@ fn checkpoint_facts(folder: &Path) -> anyhow::Result<Value> {
     }))
 }
 
-/// What the logs in `folder` say of a run that has these checkpoints.
+/// Facts from the logs in `folder` of a run that has these checkpoints.
 fn run_facts(folder: &Path, checkpoints: Vec<u64>) -> anyhow::Result<Value> {
     let lines = metrics::read::<StepMetrics>(folder)?;
     Ok(json!({
@@ -244,7 +244,7 @@ fn print_words(facts: &Value, depth: usize) -> anyhow::Result<()> {
     const LONGEST_LIST: usize = 8;
     let indent = "  ".repeat(depth);
     let Value::Object(object) = facts else { return Ok(()) };
-    // What it is comes first.
+    // The kind comes first.
     let (kind, others): (Vec<_>, Vec<_>) = object.iter().partition(|(key, _)| *key == "kind");
     for (key, value) in kind.into_iter().chain(others) {
         // Keys of a config stay as the user writes them.

@@ -20,7 +20,7 @@ macro_rules! note_line {
 
 pub(super) use {note_line, result_line};
 
-/// What every failure to print results says; its cause follows.
+/// The message of every failure to print results; its cause follows.
 pub(super) const OUTPUT_FAILED: &str = "writing to standard output failed";
 
 pub(super) fn print(line: Arguments<'_>) -> anyhow::Result<()> {

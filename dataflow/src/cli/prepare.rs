@@ -27,7 +27,7 @@ use super::processes::{PlaceArguments, SECRET_HELP};
 use crate::cli::exit::ExitCode;
 use crate::error::JobError;
 
-/// What several processes are good for, and what not.
+/// Help on several processes: their benefit and their limits.
 const PROCESSES_HELP: &str = "\
 Several processes (-n, or -p and --hosts) leave the bytes and the report of one. Inputs are dealt out by their sizes, and each process \
 reads, filters, signs and tokenizes its own, so a single large file is not shared out. All need the inputs under the same paths, and the \
@@ -48,7 +48,7 @@ pub(crate) struct PrepareArguments {
     /// WebDAV), where no data set is. Shards on their way there wait in the folder for temporary files (TMPDIR).
     #[arg(long, value_name = "DIR|URL", required_unless_present = "print_filter")]
     output: Option<PathBuf>,
-    /// What in input folders is an input; an index.json that matches makes its folder one, if it is
+    /// The inputs in input folders; an index.json that matches makes its folder one, if it is
     /// that of an MDS data set.
     #[arg(long, value_name = "GLOB", default_value = DEFAULT_GLOB)]
     glob: String,
@@ -74,7 +74,7 @@ pub(crate) struct PrepareArguments {
     /// inputs are read twice, and must not change meanwhile; text files are held in memory whole, as with --filter.
     #[arg(long, value_enum, default_value_t)]
     dedup: DedupKind,
-    /// What records of documents may take in memory while they are compared, in each process: 24 bytes for each document, of `near`
+    /// Memory for records of documents while they are compared, in each process: 24 bytes for each document, of `near`
     /// 248. Above that they are sorted in the folder for temporary files (TMPDIR); it changes no verdict.
     #[arg(long, value_name = "N", default_value = "1024")]
     dedup_memory_mib: NonZeroU32,
@@ -204,7 +204,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a data set is to be prepared of, by so many threads.
+/// The preparation that flags ask for, by so many threads.
 fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<Task> {
     let output_path = arguments.output.clone().unwrap_or_default();
     let settings = PrepareSettings {

@@ -18,7 +18,7 @@ use crate::device::{DeviceChoice, LocalWorkers};
 use crate::error::{JobError, Result};
 use crate::job::config::default_step_deadline_seconds;
 
-/// What the help of a subcommand with [`ProcessArguments`] ends with.
+/// The end of the help of subcommands with [`ProcessArguments`].
 pub(super) const SECRET_HELP: &str = "\
 The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
 TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
@@ -51,7 +51,7 @@ pub(crate) struct PlaceArguments {
     insecure: bool,
 }
 
-/// What this process is among those of its command.
+/// The role of this process among those of its command.
 pub(crate) enum Place {
     /// One of those whose workers compute.
     Member(Member),
@@ -73,7 +73,7 @@ pub(crate) struct Member {
 }
 
 impl ProcessArguments {
-    /// What this process is; see [`PlaceArguments::place`]. Where nothing says how many workers
+    /// The role of this process; see [`PlaceArguments::place`]. If nothing says how many workers
     /// there are, they are those that `device` has something to compute on for, up to `lanes` over all processes.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl ProcessArguments {
 }
 
 impl PlaceArguments {
-    /// What this process is. One that was started by another waits here for its siblings, and ends here if all are asked to
+    /// The role of this process. A process that another one started waits here for its siblings, and ends here if all are asked to
     /// stop before they are there. Each process has as many workers as `threads` says, which is told how many processes there
     /// are, and how many of them on this machine.
     ///
@@ -234,7 +234,7 @@ impl Member {
     }
 }
 
-/// What the process at the end of `lifeline` answers with; its connection closes last, so that the supervisor sees it end by
+/// Tells the process at the end of `lifeline` the result; its connection closes last, so that the supervisor sees it end by
 /// itself.
 pub(super) fn answer(
     lifeline: Option<Lifeline>,

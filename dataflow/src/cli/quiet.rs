@@ -1,4 +1,4 @@
-//! Code of others that may panic on what it is given: its panic becomes an error, and is not printed too.
+//! Code of others that may panic on its input: its panic becomes an error, and is not printed too.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -21,7 +21,7 @@ pub(crate) fn silence_caught_panics() {
     }));
 }
 
-/// What `work` gives, or what it said when it panicked. What it was changing is not to be used again.
+/// Calls `work`; a panic gives its message. State that `work` was changing is not to be used again.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let before = IS_CAUGHT.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));

@@ -13,7 +13,7 @@ use super::output::note_line;
 use super::tokenizer::TextTokenizer;
 use crate::error::JobError;
 
-/// What text is called in a file of requests.
+/// The keys of text in a file of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TextKey {
     Prompt,
@@ -25,7 +25,7 @@ pub(crate) enum TextKey {
 pub(crate) struct Request {
     /// Where it stands, such as `lines.jsonl: line 3`.
     pub place: String,
-    /// What the answer is to be called.
+    /// The name of the answer.
     pub id: Option<Value>,
     pub tokens: Vec<u32>,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Requests<'a> {
     encoder: Encoder<'a>,
 }
 
-/// What turns text into tokens, where there is anything.
+/// The tokenizer of requests, if there is one.
 #[derive(Clone, Copy)]
 pub(crate) struct Encoder<'a> {
     pub tokenizer: Option<&'a TextTokenizer>,
@@ -137,12 +137,12 @@ impl<'a> Requests<'a> {
     }
 }
 
-/// What is wrong with an input.
+/// An error about an input.
 fn wrong(origin: &str, what: String) -> anyhow::Error {
     JobError::Config { origin: origin.to_owned(), what }.into()
 }
 
-/// What is wrong with a line, which is the first of the JSON and another of the file.
+/// An error about a line, in which the JSON's own line number is left out.
 fn at_column(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" at line ") {

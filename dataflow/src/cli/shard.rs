@@ -1,10 +1,10 @@
-//! What workers share out, as flags name it.
+//! The state that workers share out, as flags name it.
 
 use clap::ValueEnum;
 
 use crate::parallel::Sharding;
 
-/// What each worker holds no more than its part of.
+/// The state of which each worker holds its part only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShardChoice {
     /// The optimizer's state.

@@ -174,7 +174,7 @@ impl<'de> Visitor<'de> for AnyJson {
 
 /// The text of tokens that come one by one, in parts that together are the text of all.
 ///
-/// What a token adds may depend on the one before it (a space, say, that a decoder leaves out where a text begins), but not
+/// The text of a token may depend on the one before it (a space, say, that a decoder leaves out where a text begins), but not
 /// on all: so the tokens of the part told last are decoded again with those that follow it, and no earlier ones.
 pub(crate) struct TextStream<'a> {
     tokenizer: &'a TextTokenizer,

@@ -95,6 +95,11 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     {
         note_line!("note: {note}");
     }
+    if shows_progress {
+        for remark in &run.remarks {
+            note_line!("note: {remark}");
+        }
+    }
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
     let endpoint = match arguments.metrics_port.filter(|_| shows_progress) {
@@ -182,7 +187,7 @@ fn supervise(
 ) -> anyhow::Result<ExitCode> {
     run.batch.worker_lanes(0, threads.saturating_mul(processes))?;
     let mut settings = SupervisorSettings::new(processes);
-    // Longer than the peers wait for each other, so that they can say what happened.
+    // Longer than the peers wait for each other, so that they can name the failure.
     settings.silence_deadline = run.peer_deadline() + run.peer_deadline() / 2;
     settings.join_deadline = run.connect_deadline();
     let outcome = supervise::run(settings, &arguments.processes.settled(threads))?;

@@ -44,7 +44,7 @@ pub(crate) struct TokenizerArguments {
     /// How often a pair of tokens must occur to be merged.
     #[arg(long, value_name = "N", default_value = "2")]
     min_count: NonZeroU64,
-    /// What in input folders is an input.
+    /// The inputs in input folders.
     #[arg(long, value_name = "GLOB", default_value = DEFAULT_GLOB)]
     glob: String,
     /// Where the text of a line, row or sample is: a key or column, with dots into nested ones; by default `text`.

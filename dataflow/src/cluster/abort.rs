@@ -80,7 +80,7 @@ impl Abort {
 
     /// Ends the run with `error` unless another error explains it within a second and a half.
     ///
-    /// For what is probably the consequence of something else: an operator that finds the channel
+    /// For a failure that is probably the consequence of another: an operator that finds the channel
     /// to its thread disconnected, a socket that closed. Returns at once.
     pub fn suspect(&self, error: ClusterError) {
         let mut state = self.lock();
@@ -139,7 +139,7 @@ impl Abort {
     /// Starts a named thread whose error or panic ends the run, and which must end when the run does:
     /// [`Cluster::execute`](super::Cluster::execute) waits for it.
     ///
-    /// What `work` owns is dropped before its panic is known here. So an operator that sees a
+    /// The values that `work` owns are dropped before its panic is known here. So an operator that sees a
     /// channel to such a thread disconnected must [`suspect`](Abort::suspect), not abort.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Abort {
         self.board().allow(phase, patience);
     }
 
-    /// What threads of this process do from now on is written to `trace`: to be called before the run has workers.
+    /// Sends the records of this process's threads to `trace` from now on: to be called before the run has workers.
     pub fn write_trace(&self, trace: &Trace) {
         // Of two the first stays.
         let _ = self.board().trace.set(trace.clone());

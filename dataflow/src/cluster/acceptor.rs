@@ -70,7 +70,7 @@ impl Acceptor {
     pub(super) fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         self.greetings.close();
-        // On Linux this ends what the thread is waiting in; elsewhere a connection does.
+        // On Linux this ends the thread's wait; elsewhere a connection does.
         if self.socket.shutdown(Shutdown::Both).is_ok()
             || TcpStream::connect_timeout(&self.reachable(), STOP_TIMEOUT).is_ok()
             || self.thread.is_finished()

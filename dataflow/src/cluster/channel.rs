@@ -37,7 +37,7 @@ pub(super) enum Between {
 }
 
 impl Between {
-    /// What both ends must have said the same before the handshake.
+    /// Text that must be the same at both ends before the handshake.
     fn prologue(self) -> String {
         format!("tidemill cluster {PROTOCOL} {self:?}")
     }
@@ -148,7 +148,7 @@ impl Channel {
         for part in body.chunks_mut(PART_BYTES) {
             open(&mut sealed[..part.len() + TAG_BYTES], part)?;
         }
-        // What the message says is not repeated: it could be made to be printed.
+        // The message itself is not repeated: a peer could make us print anything.
         serde_json::from_slice(&body).map_err(|_| invalid("a message of another protocol"))
     }
 

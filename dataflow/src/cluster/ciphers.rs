@@ -1,4 +1,4 @@
-//! What the secret of a cluster, its messages and its data are protected with: HKDF, AES-256-GCM and random numbers of AWS-LC, and
+//! The primitives that protect the secret of a cluster, its messages and its data: HKDF, AES-256-GCM and random numbers of AWS-LC, and
 //! the Noise protocol framework of `snow`.
 //!
 //! Without the feature `processes` the file `no_ciphers.rs` stands here.
@@ -12,7 +12,7 @@ use snow::{HandshakeState, StatelessTransportState};
 
 use super::error::ClusterError;
 
-/// What authenticates a message.
+/// Bytes of the tag that authenticates a message.
 pub(super) const TAG_BYTES: usize = 16;
 /// Each message of the handshake: a public key and a tag.
 pub(super) const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
@@ -91,7 +91,7 @@ impl MessageCipher {
         self.0.write_message(number, part, sealed).map(drop).map_err(forged)
     }
 
-    /// `part`, of [`TAG_BYTES`] fewer bytes, becomes what was sealed under this number.
+    /// `part`, of [`TAG_BYTES`] fewer bytes, becomes the plain text that was sealed under this number.
     pub(super) fn open(&self, number: u64, sealed: &[u8], part: &mut [u8]) -> io::Result<()> {
         self.0.read_message(number, sealed, part).map(drop).map_err(forged)
     }
@@ -103,7 +103,7 @@ fn forged(_error: snow::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Under which one end of a data connection seals what it sends.
+/// The key under which one end of a data connection seals its bytes.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct DataKey([u8; 32]);
 
@@ -114,7 +114,7 @@ impl DataKey {
         Ok(Self(bytes))
     }
 
-    /// What seals and opens under this key.
+    /// The cipher that seals and opens under this key.
     pub(super) fn cipher(&self) -> DataCipher {
         let key = UnboundKey::new(&AES_256_GCM, &self.0).expect("AES-256 has keys of 32 bytes");
         DataCipher(LessSafeKey::new(key))

@@ -4,7 +4,7 @@ use std::io;
 
 use super::exit_class::ExitClass;
 
-/// An error that says what a restart would do about it. What is not known to be the fault of the input is
+/// An error that says whether a restart would help. A failure that is not known to be the fault of the input is
 /// [`ExitClass::Restart`].
 ///
 /// ```
@@ -33,14 +33,14 @@ use super::exit_class::ExitClass;
 /// assert_eq!(read("seven").unwrap_err().exit_class(), ExitClass::FixInput);
 /// ```
 pub trait Classified {
-    /// What a restart would do about it.
+    /// Whether a restart would help.
     fn exit_class(&self) -> ExitClass;
 }
 
 /// `ELOOP` of Linux.
 const TOO_MANY_LINKS: i32 = 40;
 
-/// What the operating system answered about a path that a user named. The input is at fault where the answer says that the
+/// The class of the operating system's answer about a path that a user named. The input is at fault if the answer says that the
 /// path is not there, may not be used or is not of the kind that is needed; else a disk, a file system or the machine is.
 ///
 /// About a file that the run itself made, no answer is the input's fault: a failure there is [`Failure::restart`].

@@ -85,10 +85,10 @@ struct State {
 struct Link {
     peer: Peer,
     channel: Arc<Channel>,
-    /// How long it may be silent: what the two processes have agreed on.
+    /// How long it may be silent: the deadline that the two processes have agreed on.
     deadline: Duration,
     heard: Instant,
-    /// What the peer has last said of itself.
+    /// The peer's last report about itself.
     standing: Standing,
     /// The peer has said its last word: a goodbye, or why it aborts.
     farewell: bool,
@@ -184,7 +184,7 @@ impl Control {
         state.data.extend(data);
     }
 
-    /// What the peers have last said of themselves, also when that was a goodbye.
+    /// The peers' last reports about themselves, a goodbye included.
     pub(super) fn peer_standings(&self) -> PeerStandings {
         let shared = Arc::clone(&self.shared);
         Box::new(move || {
@@ -268,7 +268,7 @@ impl Shared {
                 self.accuse_the_silent(now, now - next_beat > interval);
                 next_beat = now + interval;
             }
-            // Asking is what turns an unexplained suspicion into an error.
+            // The question turns an unexplained suspicion into an error.
             self.abort.is_aborted();
         }
         for link in &self.lock().links {

@@ -1,11 +1,11 @@
 //! Timely's data connection, wrapped so that timely's own threads never panic, and so that a peer
 //! can send them nothing that they do not expect.
 //!
-//! What goes over the network is sealed ([`Sealer`], [`Opener`]); what comes out is checked
+//! Bytes for the network are sealed ([`Sealer`], [`Opener`]); received bytes are checked
 //! ([`Messages`]) before timely sees it. When a plain socket breaks, timely's communication threads
 //! panic and poison their queues; the workers panic in turn, possibly while unwinding, which ends
 //! the process. So this wrapper keeps a broken connection to itself: it reports it to the [`Abort`]
-//! handle, swallows what is still written, and holds the reading thread until the local workers
+//! handle, swallows bytes that are still written, and holds the reading thread until the local workers
 //! have ended. Then it lets the byte stream end as timely expects: the message that was cut off is
 //! filled up with zeros, which no worker reads any more, and a header of zeros means the end.
 
@@ -51,7 +51,7 @@ pub(super) struct DataSocket {
     incoming: Arc<Mutex<Incoming>>,
 }
 
-/// What both directions report to.
+/// The peer, and the parts of the run to which both directions report.
 #[derive(Clone)]
 struct Ends {
     peer: Peer,
@@ -159,7 +159,7 @@ impl Incoming {
             let length = self.opener.next_frame(stream)?;
             let held = self.opened.len();
             if let Some(room) = buffer.get_mut(..held + length) {
-                // Straight to where timely wants it, which holds nothing but what is returned.
+                // Straight to where timely wants it, which holds nothing but the returned bytes.
                 room[..held].copy_from_slice(&self.opened);
                 self.opener.open(&mut room[held..])?;
                 let checked = self.check(room)?;
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// A socket of process 0 with one worker, and what process 1 sends to it with.
+    /// A socket of process 0 with one worker, and the sender of process 1.
     fn socket(abort: &Abort, limit_bytes: usize) -> (DataSocket, TcpStream, Sealer, Arc<Latch>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -16,7 +16,7 @@ use super::progress::{self, Phase, Rhythm};
 /// Values that the workers of a process share, one of each type.
 pub(super) type OfProcess = Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>;
 
-/// What the workers of a process have in common.
+/// The state that the workers of a process share.
 #[derive(Clone)]
 pub(super) struct Workers {
     pub(super) abort: Abort,
@@ -31,7 +31,7 @@ impl Workers {
         Self { abort, process, processes, of_process: OfProcess::default() }
     }
 
-    /// What `work` answers on `worker`, once all dataflows of it are complete; `None` where the run was ended before, and the
+    /// Runs `work` on `worker` until all its dataflows are complete; `None` if the run was ended before, and the
     /// dataflows are dropped.
     pub(super) fn run<R>(
         &self,

@@ -1,4 +1,4 @@
-//! What can go wrong in a cluster, and what a restart would do about it.
+//! Failures of a cluster, and whether a restart would help.
 //!
 //! [`ClusterError`] is `Clone`: the first error of a run is kept by the [`Abort`](super::Abort)
 //! handle, sent to the peers, and returned to every caller.
@@ -67,7 +67,7 @@ pub enum ClusterError {
     Failed {
         /// The worker or thread that returned it.
         actor: Actor,
-        /// What a restart would do about it.
+        /// Whether a restart would help.
         exit_class: ExitClass,
         /// The error itself.
         #[source]
@@ -86,7 +86,7 @@ pub enum ClusterError {
     Reported {
         /// The process in which the first error occurred.
         peer: Peer,
-        /// What a restart would do about it.
+        /// Whether a restart would help.
         exit_class: ExitClass,
         /// That process's first error, with its causes.
         message: String,
@@ -119,19 +119,19 @@ pub enum ClusterError {
         peer: Option<Peer>,
         /// The step in hand, from 1; 0 before the first.
         step: u64,
-        /// What it does, or waits for.
+        /// The phase that the worker is in.
         phase: Phase,
         /// `step_deadline` of the settings.
         deadline: Duration,
     },
-    /// The run is over, but some of its threads are not: what they hold is not free.
+    /// The run is over, but some of its threads are not: their memory is not free.
     #[error("{} did not end within {} s of the end of the run", list(left), deadline.as_secs_f64())]
     LeftBehind {
         /// Those that are left.
         left: Vec<Actor>,
         /// `ending_deadline` of the settings.
         deadline: Duration,
-        /// What ended the run, where that was an error.
+        /// The error that ended the run, if there was one.
         #[source]
         cause: Option<Arc<ClusterError>>,
     },
@@ -140,17 +140,17 @@ pub enum ClusterError {
     DataConnection {
         /// The process at the other end.
         peer: Peer,
-        /// What the socket reported.
+        /// The error that the socket reported.
         #[source]
         source: Arc<io::Error>,
     },
-    /// A peer sent what no process of this cluster sends: it, or something on the way, is not to be
+    /// A peer sent bytes that no process of this cluster sends: it, or something on the way, is not to be
     /// trusted.
     #[error("{peer} sent {found}")]
     Protocol {
         /// The process at the other end.
         peer: Peer,
-        /// What came.
+        /// The message that came.
         found: String,
     },
     /// Two processes were started with different settings or data.
@@ -158,7 +158,7 @@ pub enum ClusterError {
         "peers disagree on {key}: process {process} has {value}, process {other} has {other_value}"
     )]
     Disagreement {
-        /// What differs.
+        /// The key that differs.
         key: String,
         /// The lower process index.
         process: usize,
@@ -267,7 +267,7 @@ pub enum ClusterError {
         /// How many bytes it has.
         found: usize,
     },
-    /// Several processes, in a build that has no encryption for what passes between them.
+    /// Several processes, in a build that has no encryption for their messages.
     #[error(
         "several processes need encryption between them, which this build leaves out: expected the feature `processes` of \
          tidemill, or threads alone"
@@ -279,9 +279,9 @@ pub enum ClusterError {
     /// An operation on one of our own sockets failed.
     #[error("cannot {action}")]
     Socket {
-        /// What was attempted.
+        /// The attempted action.
         action: &'static str,
-        /// What the system reported.
+        /// The error that the system reported.
         #[source]
         source: Arc<io::Error>,
     },
@@ -290,14 +290,14 @@ pub enum ClusterError {
     Spawn {
         /// The thread's name.
         name: String,
-        /// What the system reported.
+        /// The error that the system reported.
         #[source]
         source: Arc<io::Error>,
     },
     /// Timely could not start its workers.
     #[error("cannot start the workers: {message}")]
     Workers {
-        /// What timely reported.
+        /// The error that timely reported.
         message: String,
     },
     /// The process index is not one of the cluster's.
@@ -332,7 +332,7 @@ pub enum ClusterError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What a line must be.
+        /// The form that a line must have.
         expected: String,
         /// The line's text.
         found: String,
@@ -360,7 +360,7 @@ pub enum ClusterError {
     SupervisorLost {
         /// Its address.
         address: String,
-        /// What the connection reported.
+        /// The error that the connection reported.
         #[source]
         source: Arc<io::Error>,
     },
@@ -371,14 +371,14 @@ pub enum ClusterError {
         process: usize,
         /// The program.
         program: String,
-        /// What the system reported.
+        /// The error that the system reported.
         #[source]
         source: Arc<io::Error>,
     },
 }
 
 impl ClusterError {
-    /// What a restart would do about it.
+    /// Whether a restart would help.
     pub fn exit_class(&self) -> ExitClass {
         match self {
             Self::Failed { exit_class, .. } | Self::Reported { exit_class, .. } => *exit_class,
@@ -423,7 +423,7 @@ impl ClusterError {
         }
     }
 
-    /// The message followed by those of its sources, each after a colon: what the peers are told.
+    /// The message followed by those of its sources, each after a colon: the text for the peers.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut link = self.source();

@@ -42,7 +42,7 @@ use super::watch::{PeerStandings, Watchdog};
 /// A worker that has nothing to do looks at the abort flag at least this often.
 const LONGEST_PARK: Duration = Duration::from_millis(100);
 
-/// What a worker's closure is given: its timely [`Worker`] (by `Deref`), and stepping that ends
+/// The argument of a worker's closure: its timely [`Worker`] (by `Deref`), and stepping that ends
 /// when the run is aborted.
 ///
 /// Its `step`, `step_or_park` and `step_while` hide those of the timely worker. Step through them
@@ -121,8 +121,8 @@ impl WorkerContext<'_> {
         Ok(())
     }
 
-    /// What `work` answers, which runs on a thread of its own, watched under `name`, while this worker steps: so it may wait for
-    /// what other workers send through timely. It has to end once the run is aborted.
+    /// Runs `work` on a thread of its own, watched under `name`, while this worker steps: so `work` may wait for
+    /// messages that other workers send through timely. It has to end once the run is aborted.
     ///
     /// # Errors
     /// [`Aborted`] once the run is aborted, or the error of `work`.
@@ -315,7 +315,7 @@ impl Cluster {
     }
 }
 
-/// How long what ends with the run is waited for: without end while the run goes on, and for a bounded time after.
+/// How long to wait for work that ends with the run: without end while the run goes on, and for a bounded time after.
 struct Patience {
     abort: Abort,
     bound: Duration,
@@ -323,7 +323,7 @@ struct Patience {
 }
 
 impl Patience {
-    /// What `work` answers, which waits for something that ends with the run; `None` where that takes too long.
+    /// Waits for `work`, which itself waits for something that ends with the run; `None` if that takes too long.
     fn wait<T: Send + 'static>(
         &mut self,
         name: &str,
@@ -370,7 +370,7 @@ where
     Cluster::connect(settings)?.execute(work)
 }
 
-/// What remains to be done once the workers of this process have ended.
+/// The work that remains once the workers of this process have ended.
 struct Ending {
     control: Control,
     guard: CommsGuard,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What would have to change for another attempt to succeed.
+/// The change that another attempt needs to succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitClass {

@@ -21,7 +21,7 @@ impl Classified for Aborted {
     }
 }
 
-/// An error with which a worker or a guarded thread ends, and what a restart would do about it.
+/// An error with which a worker or a guarded thread ends, and whether a restart would help.
 ///
 /// An error that is [`Classified`] becomes a `Failure` of its class by `?`. Any other (also `anyhow::Error`, `String` and
 /// `&str`) becomes one by [`Failure::restart`] or [`Failure::fix_input`].
@@ -47,7 +47,7 @@ impl Failure {
         Self::new(ExitClass::Restart, cause)
     }
 
-    /// What a restart would do about it.
+    /// Whether a restart would help.
     pub fn exit_class(&self) -> ExitClass {
         self.exit_class
     }

@@ -1,4 +1,4 @@
-//! The connections that have not said yet what they are, each on a thread, and never too many.
+//! Connections of peers that have not introduced themselves yet, each on a thread, and never too many.
 //!
 //! Callers that have not proved that they know the cluster's secret are strangers. There are at
 //! most [`STRANGERS`] of them at a time: the oldest is hung up on for each that comes beyond that.
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// How many strangers may be connected at a time.
 const STRANGERS: usize = 64;
-/// How long to wait for what only another thread of this process or of another can change.
+/// How long to wait for a change that only another thread of this process or of another can make.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ impl Greetings {
         Some(Greeting { greetings: Arc::clone(self), id, counted: false })
     }
 
-    /// Frees what the oldest stranger holds, and waits a moment for it, or for anything else to
+    /// Frees the place of the oldest stranger, and waits a moment for it, or for anything else to
     /// end: the system has no descriptor or no memory left for another connection.
     pub(super) fn make_room(&self) {
         let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! What two processes tell each other when they meet, and how they compare it.
+//! The messages that two processes exchange when they meet, and their comparison.
 //!
 //! Said through an established [`Channel`](super::channel::Channel) only: both know the secret.
 //! The caller says hello and is welcomed or refused; it then confirms, so that a connection counts
@@ -29,11 +29,11 @@ pub(super) struct Hello {
     pub purpose: Purpose,
     /// Tells a process that calls again from another that was given the same index.
     pub instance: u64,
-    /// What this process waits for a sign of life. The longer one of two counts for both.
+    /// How long this process waits for a sign of life. The longer one of two counts for both.
     pub peer_deadline: Duration,
-    /// How this process was started and what it holds: must be equal everywhere.
+    /// How this process was started, and its part: must be equal everywhere.
     pub identity: BTreeMap<String, String>,
-    /// Under which this end seals what it sends, where this is a data connection.
+    /// The key under which this end seals its bytes, if this is a data connection.
     pub data_key: DataKey,
 }
 

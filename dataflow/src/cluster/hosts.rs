@@ -1,6 +1,6 @@
 //! The hosts file: one `host:port` a line, in the order of process indices.
 //!
-//! Blank lines and what follows a `#` are ignored. Errors name the file and the line.
+//! Blank lines and text behind a `#` are ignored. Errors name the file and the line.
 //!
 //! Addresses also say which processes share a host.
 
@@ -14,7 +14,7 @@ use tidemill_files::Kind;
 use super::error::ClusterError;
 use crate::printable::printable;
 
-/// What errors quote of a line at most.
+/// The most bytes of a line that errors quote.
 const LONGEST_QUOTE_BYTES: usize = 200;
 
 /// Reads the addresses of a cluster's processes from a hosts file.

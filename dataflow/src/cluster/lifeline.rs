@@ -27,7 +27,7 @@ const CALL_ATTEMPTS: usize = 100;
 /// How long the siblings may take to join. The supervisor gives up earlier.
 const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What the supervisor tells a child.
+/// A message of the supervisor to a child.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToChild {
@@ -42,7 +42,7 @@ pub(super) enum ToChild {
     },
 }
 
-/// What a child tells its supervisor.
+/// A message of a child to its supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromChild {

@@ -2,7 +2,7 @@
 //!
 //! That a process breathes says nothing of its work: a kernel that never returns, a file system that does not answer, or
 //! a reader that has gone leave all heartbeats as they were. So each worker and each guarded thread of a run has a
-//! *station*: what it does ([`enter`]), and a count that rises whenever something is done ([`moved`]). Both are one
+//! *station*: its phase ([`enter`]), and a count that rises whenever something is done ([`moved`]). Both are one
 //! relaxed store by the thread itself; the [watch](super::ClusterSettings::step_deadline) reads them now and then.
 //!
 //! The stations of a run are also how its end knows which of its threads are left.
@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 use super::error::Actor;
 use super::trace::{Trace, Track};
 
-/// What a thread of a run does.
+/// The phase of a thread of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Phase {
     /// It has nothing to do.
     Idle,
-    /// It prepares what the run needs.
+    /// It prepares the run.
     Starting,
     /// It reads the state that the run goes on from, and sends it to the other workers.
     Restoring,
@@ -33,7 +33,7 @@ pub enum Phase {
     WaitingForState,
     /// It waits for a store, which is given up by deadlines of its own.
     UsingStore,
-    /// It allocates what a device needs, and compiles kernels where they are used for the first time.
+    /// It allocates memory of a device, and compiles kernels where they are used for the first time.
     PreparingDevice,
     /// It waits for the samples of a step or of an evaluation.
     ReadingSamples,
@@ -43,7 +43,7 @@ pub enum Phase {
     WaitingForSums,
     /// It waits for a device that another thread uses.
     WaitingForDevice,
-    /// It waits for the other workers to take what it has sent, or to be as far as it is.
+    /// It waits for the other workers to take its messages, or to be as far as it is.
     WaitingForWorkers,
     /// It updates parameters.
     Updating,
@@ -53,7 +53,7 @@ pub enum Phase {
     Evaluating,
     /// It writes a checkpoint.
     WritingCheckpoint,
-    /// It writes down and tells what has happened.
+    /// It writes down and tells events.
     Reporting,
     /// It waits for the end of the run.
     WaitingForEnd,
@@ -61,14 +61,14 @@ pub enum Phase {
     InOperator,
 }
 
-/// What may be concluded from a thread that stands still in a phase.
+/// The conclusion from a thread that stands still in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nature {
     /// Nothing.
     Idle,
     /// Nothing about this thread: others have to move first.
     Waits,
-    /// Nothing before other deadlines have ended what it waits for.
+    /// Nothing before other deadlines have ended its wait.
     BoundedElsewhere,
     /// That it is stuck.
     Works,
@@ -110,7 +110,7 @@ impl Phase {
         }
     }
 
-    /// What a worker does that does not come back in this phase. A worker comes back from all that it only waits for, and its
+    /// The phase of a worker that does not come back in this phase. A worker comes back from all phases in which it only waits, and its
     /// device computes on another thread.
     pub(super) fn of_stuck_worker(self) -> Self {
         match self {
@@ -264,7 +264,7 @@ impl Drop for During {
     }
 }
 
-/// What peers are told with each heartbeat.
+/// The report in each heartbeat to the peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Standing {
     /// The worker that has come least far, once there is one.
@@ -285,7 +285,7 @@ impl Default for Standing {
 /// The stations of one process in one run.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    /// Where what threads do is written down, if it is.
+    /// The trace of threads, if there is one.
     pub(super) trace: OnceLock<Trace>,
     state: Mutex<State>,
     left: Condvar,
@@ -294,11 +294,11 @@ pub(super) struct Board {
 #[derive(Debug, Default)]
 struct State {
     stations: Vec<Arc<Station>>,
-    /// What the stations that are gone had counted, and one for each that came or left.
+    /// The counts of the stations that are gone, and one for each that came or left.
     moved_before: u64,
     /// The furthest worker that has left.
     ended: Option<(u32, u64)>,
-    /// What a phase is given at least in this run.
+    /// The least time that a phase is given in this run.
     patience: Vec<(Phase, Duration)>,
 }
 
@@ -356,7 +356,7 @@ impl Board {
             .fold(state.moved_before, |sum, station| sum.wrapping_add(station.moved()))
     }
 
-    /// What the peers are told: a thread that works, else the worker that has come least far.
+    /// The report to the peers: a thread that works, else the worker that has come least far.
     pub(super) fn standing(&self) -> Standing {
         let moved = self.moved();
         let state = self.lock();

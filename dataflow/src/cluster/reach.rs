@@ -28,7 +28,7 @@ pub(super) fn listen(addresses: &[String], process: usize) -> Result<TcpListener
     TcpListener::bind(&places[..]).map_err(failed)
 }
 
-/// Where to listen, of what the own address was `found` to mean. Debian and its kin have the
+/// The address to listen at, of those that the own address was `found` to mean. Debian and its kin have the
 /// machine's own name mean 127.0.1.1, which no other machine can reach.
 fn listening_places<'a>(
     own: &str,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use timely::communication::allocator::zero_copy::bytes_slab::BytesRefill;
 
-/// What one peer has sent.
+/// Memory that holds the messages of one peer.
 pub(super) struct Received {
     held_bytes: AtomicUsize,
     limit_bytes: usize,
@@ -30,7 +30,7 @@ impl Received {
         Arc::new(Self { held_bytes, limit_bytes, exceeded })
     }
 
-    /// What this thread allocates from now on is what the peer has sent.
+    /// Counts allocations of this thread from now on as the peer's messages.
     pub(super) fn count_here(self: &Arc<Self>) {
         RECEIVING.with_borrow_mut(|receiving| {
             receiving.get_or_insert_with(|| Arc::clone(self));

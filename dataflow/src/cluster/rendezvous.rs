@@ -74,7 +74,7 @@ enum Event {
     Aborted,
 }
 
-/// What the greeting threads share.
+/// The state that greeting threads share.
 struct Meeting {
     process: usize,
     addresses: Vec<String>,
@@ -123,7 +123,7 @@ pub(super) fn meet(
     });
     let mut identity = settings.identity.clone();
     identity.insert("number of processes".into(), processes.to_string());
-    // Each process goes by its own list of addresses: what crosses the network together has to be the same everywhere.
+    // Each process goes by its own list of addresses: the sums that cross the network together have to be the same everywhere.
     let by_host = by_host_in_words(&settings.addresses);
     identity.insert("processes on hosts".into(), by_host);
     identity.insert("workers per process".into(), settings.threads.to_string());
@@ -262,7 +262,7 @@ impl Meeting {
             match received.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(Event::Connected { process, link: Link::Control(channel, deadline) }) => {
                     unaware.remove(&process);
-                    // The first error is what counts: this one would be a second.
+                    // The first error counts: this one would be a second.
                     let _ = control.attach(self.peer(process), channel, deadline);
                 }
                 Ok(Event::Failed(_, Some(process))) => {
@@ -312,7 +312,7 @@ impl Meeting {
         let CallerSays::Hello(theirs) = channel.receive_until(deadline)? else {
             return Err(io::Error::other("no hello came first"));
         };
-        // Only now: the handshake may have been recorded, what follows it cannot be.
+        // Only now: the handshake may have been recorded, the messages after it cannot be.
         greeting.known();
         let ours = self.hello(theirs.purpose)?;
         if let Some(disagreement) = compare(&ours, &theirs) {

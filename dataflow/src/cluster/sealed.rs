@@ -1,4 +1,4 @@
-//! Bytes between two processes, sealed in frames: what arrives is what was sent, all of it and in
+//! Bytes between two processes, sealed in frames: the bytes that arrive are those that were sent, all of them and in
 //! order, and it cannot be read on the way.
 //!
 //! A frame is the length of its payload and the payload, each encrypted by AES-256-GCM and followed
@@ -61,7 +61,7 @@ impl Sealer {
 pub(super) struct Opener {
     cipher: DataCipher,
     number: u64,
-    /// What has been read from the socket; `start..end` of it is not opened yet.
+    /// Bytes from the socket; `start..end` of them are not opened yet.
     input: Vec<u8>,
     start: usize,
     end: usize,
@@ -77,7 +77,7 @@ impl Opener {
     /// [`Opener::open`] then opens.
     ///
     /// # Errors
-    /// Those of `reader`, `UnexpectedEof` at its end, and `InvalidData` for what was not sealed by
+    /// Those of `reader`, `UnexpectedEof` at its end, and `InvalidData` for bytes that were not sealed by
     /// the other end.
     pub(super) fn next_frame(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         self.fill(HEADER_BYTES, reader)?;

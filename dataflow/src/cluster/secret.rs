@@ -24,7 +24,7 @@ const SHORTEST_BYTES: usize = 16;
 const LONGEST_BYTES: usize = 4096;
 const GENERATED_BYTES: usize = 32;
 
-/// What the processes of one cluster know and strangers do not.
+/// The secret that the processes of one cluster share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 

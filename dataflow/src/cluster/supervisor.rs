@@ -2,7 +2,7 @@
 //!
 //! The supervisor runs no workers. It starts the processes, introduces them to each other, keeps a
 //! connection to each (their [`Lifeline`](super::Lifeline)), and waits. Processes end each other
-//! by themselves when one fails; what is left a grace period later, or has stopped sending
+//! by themselves when one fails; a child that is left a grace period later, or has stopped sending
 //! signs of life, is killed. All of them are gone when [`Supervisor::run`] returns, also on error
 //! and on panic; if the supervisor itself is killed, their lifelines tell them.
 
@@ -30,7 +30,7 @@ const SIGINT: i32 = 2;
 #[cfg(unix)]
 const SIGTERM: i32 = 15;
 
-/// What a supervisor does, and how patient it is.
+/// The tasks of a supervisor, and its deadlines.
 #[derive(Clone, Debug)]
 pub struct SupervisorSettings {
     /// How many processes to start.
@@ -40,7 +40,7 @@ pub struct SupervisorSettings {
     /// How long the others may live on when one has failed.
     pub grace: Duration,
     /// How long a process may give no sign of life before it is killed. Longer than the peer
-    /// deadline, so that its peers can say what happened.
+    /// deadline, so that its peers can name the failure.
     pub silence_deadline: Duration,
 }
 
@@ -198,7 +198,7 @@ impl Supervisor {
     }
 }
 
-/// What the threads need that greet the processes.
+/// The state of the threads that greet the processes.
 #[derive(Clone)]
 struct Joining {
     secret: Secret,

@@ -39,7 +39,7 @@ enum Place {
 
 const BOUNDARY: Place = Place::Header { zeros: 0 };
 
-/// What a peer sent that timely must not see.
+/// A message of a peer that timely must not see.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Impossible(pub String);
 
@@ -168,7 +168,7 @@ mod tests {
                 assert!(held.len() < HEADER_BYTES);
             }
             let mut zeros = 0;
-            // What timely sees: what was handed on, and then zeros, in pieces of any size.
+            // Timely sees the bytes that were handed on, and then zeros, in pieces of any size.
             let mut seen = whole[..cut - held.len()].to_vec();
             while !messages.ended() {
                 let mut buffer = [0xcd; 37];

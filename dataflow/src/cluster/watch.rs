@@ -1,12 +1,12 @@
 //! The watch over a run: it ends one in which something stands still for longer than the step deadline, and names it.
 //!
-//! One thread in each process. It looks at the [stations](super::progress) of its own threads and at what the peers'
+//! One thread in each process. It looks at the [stations](super::progress) of its own threads and at the reports of the peers'
 //! heartbeats say of theirs, and accuses, in this order:
 //!
 //! 1. a thread of this process that works, or does not come back, and has not moved for the deadline;
 //! 2. a worker of this process that waits for something of its own, such as samples;
 //! 3. a peer that works and has not moved. It accuses itself first, unless it is one that only breathes;
-//! 4. where all of them wait, the one that has come least far: what it waits for was lost.
+//! 4. where all of them wait, the one that has come least far: the message that it waits for was lost.
 //!
 //! Those that wait for others are never accused while one of the others moves. A process that was stopped as a whole
 //! (Ctrl-Z, a sleeping laptop) accuses nothing when it wakes: the watch notices that it overslept, and begins anew.
@@ -23,7 +23,7 @@ use super::progress::{Board, Nature, Phase, Rhythm, Standing, Station, step_of_w
 /// The stations are looked at at least this often.
 const LONGEST_TICK: Duration = Duration::from_millis(500);
 
-/// What a peer has last said of itself.
+/// A peer's last report about itself.
 #[derive(Clone, Debug)]
 pub(super) struct PeerStanding {
     pub(super) peer: Peer,
@@ -52,14 +52,14 @@ impl PeerStanding {
     }
 }
 
-/// What was seen of one thread.
+/// The last progress of one thread.
 struct Seen {
     station: Weak<Station>,
     counted: (u64, u64),
     since: Instant,
 }
 
-/// What was seen of a peer.
+/// The last progress of a peer.
 struct SeenPeer {
     last: PeerStanding,
     since: Instant,
@@ -100,7 +100,7 @@ impl Watchdog {
                 let tick = (deadline / 10).min(LONGEST_TICK);
                 let mut watch = Watch::new(deadline, Instant::now());
                 while stopped.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
-                    // Asking is what turns an unexplained suspicion into an error.
+                    // The question turns an unexplained suspicion into an error.
                     if abort.is_aborted() {
                         return;
                     }
@@ -260,7 +260,7 @@ impl Watch {
             let phase = last.standing.phase;
             let patience = board.patience(phase, self.deadline) + last.delay;
             let is_stuck = last.waits() == Waits::No && now - *since >= patience;
-            // What it has last said may long be otherwise.
+            // Its last report may be long out of date.
             let is_silent = !last.has_left
                 && now - last.heard >= self.deadline + last.delay
                 && now - self.moved_since >= self.deadline;

@@ -9,7 +9,7 @@ use super::maker::Maker;
 use super::{BackendChoice, Precision};
 use crate::error::{JobError, Result};
 
-/// What computes.
+/// The kind of hardware that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Platform {
     Cpu,
@@ -35,7 +35,7 @@ pub(super) struct NoGpu {
     pub failure: Option<KernelError>,
 }
 
-/// What `device.backend` and `device.precision` come to where the GPUs of each maker are those that `look` finds.
+/// The backend and precision that `device.backend` and `device.precision` give where each maker's GPUs are those that `look` finds.
 ///
 /// # Errors
 /// A backend that is not there, a GPU that was asked for and failed, or bf16 on the CPU.

@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::operators::lending::{Lending, circle};
 use crate::parallel::Sharding;
 
-/// What connects a run's workers: from what the workers of a process share, each takes its own end.
+/// The connections of a run's workers: each worker of a process takes its own end.
 pub enum Communicators<B: Backend> {
     /// There is one worker.
     None,
@@ -75,9 +75,9 @@ impl<B: Backend> Together<B> {
     }
 }
 
-/// What connects one worker with the others.
+/// The connection of one worker with the others.
 pub struct Connection<B: Backend> {
-    /// Its end of what sums and gathers.
+    /// Its end of the communicator.
     pub communicator: Box<dyn Communicator<B>>,
     /// With which it lends its part of the parameters to those of its process that hold them with it; none where it holds all.
     pub lending: Option<Lending<B>>,
@@ -105,12 +105,12 @@ impl<C> Ends<C> {
 }
 
 impl<B: Backend> Communicators<B> {
-    /// What connects the workers of `schedule`, which sum over its lanes; those of this process of `cluster` compute on
-    /// `backends`, and every process has as many; those of a process share out what `sharding` says. `library` opens what connects
-    /// devices of several processes.
+    /// Connects the workers of `schedule`, which sum over its lanes; those of this process of `cluster` compute on
+    /// `backends`, and every process has as many; those of a process share out the state that `sharding` names. `library` opens the
+    /// connection between devices of several processes.
     ///
     /// Where bytes go through the host's memory, the processes whose addresses name one host, and follow each other, cross the
-    /// network together: what is summed and what is updated once for all of them ([`Topology`]).
+    /// network together: their sums and updates are formed once for all of them ([`Topology`]).
     ///
     /// # Errors
     /// A schedule of other workers than the cluster's, devices of a process that are to hold the parameters together and do not read
@@ -152,7 +152,7 @@ impl<B: Backend> Communicators<B> {
             let ends = Host::group(backends, &topology, process, &schedule, holders)?;
             return Ok(Self::Host(Ends::new(ends), together));
         }
-        // What devices of another process reach is not known here.
+        // The devices that another process reaches are not known here.
         let otherwise = alone(backends, process, &schedule, (holders, &hosts))?;
         Ok(match library() {
             Ok(library) => {
@@ -166,7 +166,7 @@ impl<B: Backend> Communicators<B> {
         })
     }
 
-    /// What connects the workers of `cluster`, which train batches of `batch`, without a library; those of this process compute on
+    /// Connects the workers of `cluster`, which train batches of `batch`, without a library; those of this process compute on
     /// `backends`.
     ///
     /// # Errors
@@ -181,11 +181,11 @@ impl<B: Backend> Communicators<B> {
         Self::new(backends, cluster, schedule, batch.sharding(), none)
     }
 
-    /// What connects the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
-    /// every worker: with other processes it waits for what they have.
+    /// The connection of the worker of `context`, which computes on `backend`; `None` if it is alone. To be called by
+    /// every worker: with other processes it waits for their offers.
     ///
     /// # Errors
-    /// What the library answers, or a run that was aborted.
+    /// An error of the library, or a run that was aborted.
     pub fn take(
         &self,
         context: &mut WorkerContext<'_>,
@@ -266,7 +266,7 @@ fn alone<B: Backend>(
 }
 
 /// The group of all workers' devices by `library`, of which the one of `context` is `backend`, or why there can be none. To be
-/// called by every worker: it waits for what the others have. `reading` workers of this process read each other's memory.
+/// called by every worker: it waits for the others' offers. `reading` workers of this process read each other's memory.
 ///
 /// # Errors
 /// A run that was aborted.
@@ -304,19 +304,19 @@ pub(crate) enum NoGroup {
     OtherReach([(usize, usize); 2]),
 }
 
-/// What a worker with a library tells the others: worker 0 the group that all join.
+/// The offer of a worker with a library; worker 0's has the group that all join.
 #[derive(Clone, Serialize, Deserialize)]
 struct Offer {
     id: Option<Vec<u8>>,
     /// Its name and version.
     library: String,
-    /// What tells its device from others.
+    /// The identity of its device.
     device: Option<String>,
     /// How many workers of its process read each other's memory.
     reading: usize,
 }
 
-/// What each worker offers, in the order of the workers.
+/// The offers of all workers, in their order.
 fn exchange(
     context: &mut WorkerContext<'_>,
     offer: Option<Offer>,

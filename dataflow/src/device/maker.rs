@@ -49,7 +49,7 @@ impl Maker {
         }
     }
 
-    /// What there is of the maker's, part by part, or why this build cannot tell.
+    /// The hardware and libraries of the maker, part by part, or why this build cannot tell.
     #[cfg(feature = "cli")]
     pub(super) fn inventory(self) -> std::result::Result<Box<Inventory>, String> {
         match self {

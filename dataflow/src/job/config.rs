@@ -1,8 +1,8 @@
-//! `RUN.toml`: what a training run is, in the user's words.
+//! `RUN.toml`: the config of a training run.
 //!
 //! Every table sits beside its owner (model settings in the model crate, batch settings in
 //! [`batch`](crate::batch) ...); the top struct only nests. Unknown keys are errors, units stand in the names,
-//! and rules across tables live in [`RunConfig::check`]. What a run resolves to once its data set is known is
+//! and rules across tables live in [`RunConfig::check`]. The resolved form of a run, once its data set is known, is
 //! [`ResolvedRun`](super::resolve::ResolvedRun).
 
 use std::num::NonZeroUsize;
@@ -30,9 +30,9 @@ use crate::printable::printable;
 pub struct RunConfig {
     /// `[run]`: where the run lives and how long it is.
     pub run: RunSettings,
-    /// `[model]`: what is trained.
+    /// `[model]`: the model that is trained.
     pub model: ModelSettings,
-    /// `[data]`: what it is trained on.
+    /// `[data]`: the data that it is trained on.
     pub data: DataSettings,
     /// `[batch]`: samples of a step, and how they are cut.
     #[serde(default)]
@@ -49,10 +49,10 @@ pub struct RunConfig {
     /// `[evaluation]`: the mean loss on another data set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluation: Option<EvaluationSettings>,
-    /// `[metrics]`: what is written of each step.
+    /// `[metrics]`: the numbers that are written of each step.
     #[serde(default)]
     pub metrics: MetricsSettings,
-    /// `[device]`: what computes.
+    /// `[device]`: the device that computes.
     #[serde(default)]
     pub device: DeviceSettings,
     /// `[parallel]`: how the run is spread over its workers.
@@ -298,7 +298,7 @@ pub fn set_key(table: &mut toml::Table, assignment: &str) -> Result<()> {
     Ok(())
 }
 
-/// What errors quote of a config at most.
+/// The most bytes of a config that errors quote.
 const LONGEST_QUOTE_BYTES: usize = 200;
 
 /// The message of a TOML error on one line.

@@ -1,4 +1,4 @@
-//! `[data]`: what a run is trained on, one data set or several mixed.
+//! `[data]`: the data that a run is trained on, one data set or several mixed.
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct DataSettings {
     /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
     #[serde(default = "default_cache_mib")]
     pub cache_mib: u64,
-    /// The folder on disk in which shards of remote data sets are kept, and below `runs` what a run in a store works with;
+    /// The folder on disk in which shards of remote data sets are kept, and below `runs` the working files of a run in a store;
     /// processes and runs may share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<PathBuf>,
@@ -57,7 +57,7 @@ pub struct DataSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamSettings {
-    /// What errors call it; the data set's path where it has no name.
+    /// The stream's name in errors; the data set's path if it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The data set's folder or URL.
@@ -73,7 +73,7 @@ pub struct StreamSettings {
     pub samples: Option<u64>,
 }
 
-/// What happens where a sample goes on with another document, after the token that ends one.
+/// The effect of a boundary, where a sample goes on with another document after the token that ends one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DocumentBoundaries {
@@ -88,11 +88,11 @@ pub enum DocumentBoundaries {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataFollow {
-    /// That which was the newest when the run began, for ever.
+    /// The newest version when the run began, for ever.
     #[default]
     Began,
     /// At the end of each epoch the run moves to the newest: at the first step that begins with all samples of the epoch
-    /// behind it. The steps of the run stay; checkpoints say when it moved, and to what.
+    /// behind it. The steps of the run stay; checkpoints say when it moved, and to which version.
     Latest,
 }
 
@@ -160,7 +160,7 @@ impl DataSettings {
     /// Opens a data set; where it is remote, its shards are kept as these settings say.
     ///
     /// # Errors
-    /// What is wrong with the data set.
+    /// Faults of the data set.
     pub(super) fn open_one(&self, dataset: &Path) -> Result<DataSet> {
         Ok(DataSet::open_with(dataset, &self.remote())?)
     }
@@ -175,7 +175,7 @@ impl DataSettings {
         }
     }
 
-    /// How what is remote is used.
+    /// Settings of remote data.
     pub(super) fn remote(&self) -> RemoteSettings {
         let cache =
             CacheSettings { dir: self.cache_dir.clone(), limit_bytes: self.cache_limit_bytes };
@@ -186,7 +186,7 @@ impl DataSettings {
     /// read last, as long as they are there; with the cursor of that.
     ///
     /// # Errors
-    /// What is wrong with a data set, or with mixing them, or with the run's latest checkpoint.
+    /// Faults of a data set, of the mixture, or of the run's latest checkpoint.
     pub(super) fn open_for(&self, seed: u64, run_dir: &Path) -> Result<(Mixture, Option<Cursor>)> {
         let newest = self.open(seed, None)?;
         if !newest.parts().iter().any(|part| part.data_set.is_updatable()) {
@@ -212,7 +212,7 @@ impl DataSettings {
     /// Opens the data sets: the newest versions, or these of the parts, as far as they are there.
     ///
     /// # Errors
-    /// What is wrong with a data set, or with mixing them.
+    /// Faults of a data set or of the mixture.
     pub(super) fn open(&self, seed: u64, versions: Option<&[ContentHash]>) -> Result<Mixture> {
         let shuffle = self.shuffle(seed);
         let version = |at: usize| versions.and_then(|versions| versions.get(at).copied());
@@ -238,7 +238,7 @@ pub(super) fn versions_of(mixture: &Mixture) -> Vec<ContentHash> {
 /// Whether a run that reads `current` by a model of `vocab_size` tokens may go on with `newest`.
 ///
 /// # Errors
-/// What they do not have in common, by key.
+/// The keys in which they differ.
 pub(super) fn check_follows(newest: &Mixture, current: &Mixture, vocab_size: usize) -> Result<()> {
     let (found, expected) = (newest.seq_len(), current.seq_len());
     expect(found == expected, "data.follow", &format!("samples of seq_len {expected}"), found)?;
@@ -263,7 +263,7 @@ impl StreamSettings {
     fn name(&self) -> String {
         let place = || match Location::of_path(&self.dataset) {
             Ok(location) => location.to_string(),
-            // The error says it without what may be a secret.
+            // The error leaves out parts that may be a secret.
             Err(_) => "a data set".to_owned(),
         };
         self.name.clone().unwrap_or_else(place)

@@ -1,4 +1,4 @@
-//! What the process of worker 0 decides about a run's data, told to the other processes.
+//! The decisions of worker 0's process about a run's data, told to the other processes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::legs::{Decision, Legs};
 use crate::cluster::progress;
 use crate::operators::wake;
 
-/// Tells every process what [`Legs`] of worker 0's decides, for as long as that may decide anything. To be called by every worker
+/// Tells every process the decisions of worker 0's [`Legs`], for as long as there may be more. To be called by every worker
 /// of `scope`; each process has `threads`.
 ///
 /// # Contract

@@ -50,7 +50,7 @@ pub(super) fn furthest(
     Ok(found.take().into_iter().max_by_key(|it| (it.step, std::cmp::Reverse(it.process))))
 }
 
-/// What this process's own folder holds. One in a store is the same for all, and one that cannot be read is not needed.
+/// The state in this process's own folder. A folder in a store is the same for all, and one that cannot be read is not needed.
 fn own(run: &ResolvedRun, process: usize) -> Option<Elsewhere> {
     let location = Location::of_path(&run.config.run.dir).ok()?;
     let folder = location.local()?;

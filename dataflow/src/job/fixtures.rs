@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 
-/// What `work` answers on `threads` workers of each process, one for each of `run_dirs`.
+/// Results of `work` on `threads` workers of each process, one process for each of `run_dirs`.
 pub fn in_processes<R: Send + 'static>(
     run_dirs: &[PathBuf],
     threads: usize,

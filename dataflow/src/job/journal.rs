@@ -1,4 +1,4 @@
-//! What worker 0 writes down beside checkpoints, and whom it tells.
+//! The records that worker 0 writes beside checkpoints, and their readers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Says how many bytes of a device are held; none where it does not tell.
 pub(super) type DeviceBytes = Box<dyn Fn() -> Option<u64> + Send>;
 
-/// What worker 0 writes down and tells.
+/// The records and messages of worker 0.
 pub(super) struct Journal {
     folder: Arc<RunFolder>,
     history: RunLog<HistoryLine>,
     metrics: RunLog<StepMetrics>,
-    /// Steps whose line waits for what communication took, or the other way round, in order.
+    /// Steps whose line waits for the cost of communication, or the other way round, in order.
     steps: VecDeque<StepMetrics>,
     communication: VecDeque<CommunicationReport>,
     workers: Workers,
     evaluations: Option<RunLog<EvaluationReport>>,
-    /// What is asked at each evaluation.
+    /// Requests that are asked at each evaluation.
     pub questions: Option<Arc<dyn Questions>>,
-    /// What is held of the device of worker 0, where it has memory of its own.
+    /// Tells what is held of the device of worker 0, where it has memory of its own.
     pub device_bytes: Option<DeviceBytes>,
     /// When memory was measured last.
     measured: Option<Instant>,
@@ -112,7 +112,7 @@ impl Journal {
         })
     }
 
-    /// What is written down, for threads that wait for it.
+    /// The updates whose records are written, for threads that wait for them.
     pub fn written(&self) -> Written {
         self.written.clone()
     }
@@ -133,7 +133,7 @@ impl Journal {
         self.history.append(line)
     }
 
-    /// Writes down a step, and tells it: as soon as what its communication took is known too.
+    /// Writes down a step, and tells it: as soon as the cost of its communication is known too.
     pub fn report(&mut self, report: &StepReport) {
         let now = Instant::now();
         let seconds = (now - self.last_step).as_secs_f64();
@@ -158,7 +158,7 @@ impl Journal {
         }
     }
 
-    /// What is held, where it was not measured just before.
+    /// The memory that is held, where it was not measured just before.
     fn memory(&mut self, now: Instant) -> Option<MemoryUse> {
         if self.measured.is_some_and(|before| now - before < MEASURED_EVERY) {
             return None;
@@ -170,7 +170,7 @@ impl Journal {
         is_known.then_some(MemoryUse { host_bytes, device_bytes })
     }
 
-    /// Takes what communication took for a step.
+    /// Takes the cost of communication in a step.
     pub fn communication(&mut self, report: &CommunicationReport) {
         self.communication.push_back(*report);
         self.write_complete();

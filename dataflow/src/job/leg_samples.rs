@@ -1,4 +1,4 @@
-//! What a worker reads of the [legs](super::legs) of a run, as the graph's source of samples.
+//! A worker's samples from the [legs](super::legs) of a run, as the graph's source.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,14 +19,14 @@ pub(super) struct LegSamples {
     reading: Option<Reading>,
     /// The leg that was come to last, by its start.
     arrived: Option<u64>,
-    /// What was asked for and not passed on.
+    /// Requests that were not passed on yet.
     waiting: VecDeque<Range<u64>>,
     wake: Option<Wake>,
     /// Whether the decisions end with it.
     is_last: bool,
 }
 
-/// What a worker reads of a leg.
+/// The reading of a leg by a worker.
 struct Reading {
     leg: Arc<Leg>,
     samples: DecodedSamples,
@@ -49,7 +49,7 @@ impl LegSamples {
         }
     }
 
-    /// Asks for what is decided. A range lies in one leg: it is of one step, and a leg begins with a step.
+    /// Asks for the positions that are decided. A range lies in one leg: it is of one step, and a leg begins with a step.
     fn ask(&mut self) -> Result<()> {
         while let Some(positions) = self.waiting.front() {
             let Some(leg) = self.legs.leg_of(positions.start) else { break };

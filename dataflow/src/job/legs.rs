@@ -1,12 +1,12 @@
 //! The legs of a run's stream: which version of the data is read from which position on.
 //!
 //! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to that
-//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is what is read of one
-//! version, from the beginning of the epoch that is due. What was decided stands in every checkpoint behind it
+//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part that is read of one
+//! version, from the beginning of the epoch that is due. A decision stands in every checkpoint behind it
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
 //! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
-//! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and what waits for it goes on. Nothing of the
+//! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and the workers that wait for it go on. Nothing of the
 //! graph waits: a [source](super::leg_samples) that has no samples yet answers none. Samples of a leg are decoded once all workers of the process have
 //! those of the leg before, so that memory and cache are those of one decoder.
 
@@ -29,7 +29,7 @@ use crate::cluster::{Abort, Failure};
 use crate::error::{JobError, Result};
 use crate::operators::{SampleName, Wake};
 
-/// What is read of one version of the data.
+/// The part of a run that reads one version of the data.
 pub(super) struct Leg {
     /// The position of the run's stream at which it begins.
     pub(super) start: u64,
@@ -82,7 +82,7 @@ struct State {
     legs: Vec<Arc<Leg>>,
     /// Until the first move: afterwards a decoder is there for as long as it is read.
     first_decoder: Option<Arc<Decoder>>,
-    /// The first position of which it is not decided what is there.
+    /// The first position whose version is not decided.
     decided: u64,
     /// For which position a decision was asked for.
     asked: Option<u64>,
@@ -145,7 +145,7 @@ impl Legs {
             observer: Arc::clone(observer),
         };
         let first = Arc::clone(&lock(&legs.state).legs[0]);
-        // What is wrong with the data is said before the processes meet.
+        // Faults of the data are told before the processes meet.
         let decoder = legs.decoder(&first)?;
         lock(&legs.state).first_decoder = Some(decoder);
         Ok(Arc::new(legs))
@@ -169,7 +169,7 @@ impl Legs {
         Cursor { position, stream: self.began.clone(), moves }
     }
 
-    /// What the sample at a position is called.
+    /// The name of the sample at a position.
     pub(super) fn name(&self, position: u64) -> SampleName {
         let leg = lock(&self.state).leg_of(position);
         let (file, row) = origin(&leg.data, leg.place(position));
@@ -194,7 +194,7 @@ impl Legs {
         self.carry_out();
     }
 
-    /// Does what was told, up to a version that is to be opened first.
+    /// Carries out decisions, up to a version that is to be opened first.
     fn carry_out(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         while !state.is_opening
@@ -268,7 +268,7 @@ impl Legs {
         }
     }
 
-    /// Whether no worker of this process reads what is before a leg.
+    /// Whether no worker of this process reads positions before a leg.
     pub(super) fn is_open(&self, leg: &Leg) -> bool {
         lock(&self.state).legs[0].start == leg.start
             || leg.arrived.load(Ordering::Acquire) == self.place.workers

@@ -1,4 +1,4 @@
-//! What workers tell each other before the graph of a run is built: a few records, each to the worker that it names.
+//! Messages between workers before the graph of a run is built: a few records, each to the worker that it names.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::cluster::progress;
 /// Sends records to the workers whose index stands before them. Every worker has one, and closes it.
 pub(super) type Sender<D> = InputHandle<u64, CapacityContainerBuilder<Vec<(u64, D)>>>;
 
-/// What came to this worker.
+/// The messages that came to this worker.
 pub(super) type Inbox<D> = Rc<RefCell<Vec<D>>>;
 
 /// A way for records from every worker to every worker. All have arrived once the probe is done.

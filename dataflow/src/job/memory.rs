@@ -1,7 +1,7 @@
-//! How many grains fit: what `batch.microbatch_grains = "auto"` goes by.
+//! How many grains fit: the rule of `batch.microbatch_grains = "auto"`.
 //!
 //! An estimate from sizes, made before anything is allocated. It leaves room, and a run that does not fit all the same
-//! ends with an error that says what to lower.
+//! ends with an error that says which setting to lower.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ use crate::operators::gather_plan::GatherPlan;
 use crate::operators::plan::cut;
 use crate::parallel::Sharding;
 
-/// Of a device's free memory, what is planned with: allocators round up, and libraries take some.
+/// The part of a device's free memory that plans use: allocators round up, and libraries take some.
 const PLANNED_TENTHS: usize = 9;
 
 /// Plans the memory of a worker.
@@ -61,15 +61,16 @@ impl WithBackend for PlanMemory<'_> {
 }
 
 impl PlanMemory<'_> {
-    /// What of a device's `free` bytes one worker may plan with. All processes on this machine plan before any of them
+    /// The part of a device's `free` bytes that one worker may plan with. All processes on this machine plan before any of them
     /// allocates, so each finds the same free.
     fn share(&self, free: usize) -> usize {
         free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1)
     }
 
-    /// About what a worker holds beside its workspace, where it has a memory of its own: parameters as products read them, and in bf16
-    /// what is read in fp32 once more, or two blocks of them and what it owns; of what it owns what rounding took away, states of
-    /// the optimizer and, of several workers, sums; sums of lanes, a chunk of logits, and what an update takes besides.
+    /// About the bytes that a worker holds beside its workspace, where it has a memory of its own: parameters as products read them;
+    /// in bf16 the tensors that are read in fp32 once more, or two blocks of them and its own part; of its own part the bits that
+    /// rounding took away, states of the optimizer and, of several workers, sums; sums of lanes, a chunk of logits, and the scratch
+    /// memory of an update.
     fn state_bytes<B: Backend>(&self, backend: &B, workers: usize, sharding: Sharding) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
@@ -93,7 +94,7 @@ impl PlanMemory<'_> {
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
         let states =
             self.optimizer.states().iter().map(|spec| StateArena::new(layout, spec).elements());
-        // A master is what products read and the rest of four bytes.
+        // A master is the value that products read and the rest of four bytes.
         let state = (FP32 - activation) * parameters + FP32 * states.sum::<usize>();
         let owned = (state + sums * FP32 * gradients).div_ceil(workers);
         let accumulators = match sharding {
@@ -119,7 +120,7 @@ impl PlanMemory<'_> {
         }
     }
 
-    /// The most sums of the lanes so far that a worker has of what it owns, and what a round brings.
+    /// The most sums of its own part that a worker has, of the lanes so far and of a round.
     fn owned_sums(&self, workers: usize, sharding: Sharding) -> usize {
         let lanes = self.batch.resolved_lanes();
         let schedule = match sharding {
@@ -135,7 +136,7 @@ impl PlanMemory<'_> {
         1 + ends.map(|end| tree.cover(&(0..end)).len()).max().unwrap_or(1)
     }
 
-    /// About what it takes to exchange gradients with other processes: what is received of a bucket, and what the library keeps.
+    /// About the bytes that exchanging gradients with other processes takes: a bucket's received values, and the library's own memory.
     fn exchanged_bytes(&self) -> usize {
         const LIBRARY_BYTES: usize = 512 << 20;
         let buckets = buckets(self.model.layout());
@@ -195,7 +196,7 @@ fn fp32_elements(layout: &Layout) -> usize {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FittingDevices(Arc<OnceLock<Fitting>>);
 
-/// The fewest devices: with what the run shares out, and where all is shared out.
+/// The fewest devices: by the run's own sharing, and where all is shared out.
 #[derive(Clone, Copy, Debug)]
 struct Fitting {
     now: Option<usize>,
@@ -220,7 +221,7 @@ impl FittingDevices {
         Ok(())
     }
 
-    /// What to do about a run that did not fit on `devices` devices, where more would do; `shard` is how it is told to share out its
+    /// Advice for a run that did not fit on `devices` devices, if more would do; `shard` is the flag that shares out its
     /// parameters too.
     pub(crate) fn way(&self, devices: usize, shard: &str) -> Option<String> {
         let Fitting { now, with_parameters } = *self.0.get()?;
@@ -237,7 +238,7 @@ impl FittingDevices {
     }
 }
 
-/// What the fullest of these devices has left; `None` where buffers lie in host memory.
+/// Free memory of the fullest of these devices; `None` if buffers lie in host memory.
 fn least_free<B: Backend>(devices: &Devices<B>) -> Result<Option<usize>> {
     let mut least = None;
     for worker in devices.workers() {
@@ -277,7 +278,7 @@ mod tests {
         WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
     }
 
-    /// What one worker is planned.
+    /// The plan of one worker.
     fn planned<'a>(model: &'a Blueprint, batch: &'a BatchSettings) -> PlanMemory<'a> {
         static OPTIMIZER: LazyLock<OptimizerSettings> = LazyLock::new(OptimizerSettings::default);
         PlanMemory {

@@ -28,8 +28,8 @@ pub(super) struct OpenedRun {
 }
 
 impl OpenedRun {
-    /// Opens it; what it goes on from is looked at, not read.
-    /// What it waits for in a store ends when the run is aborted. `elsewhere` is what other processes have of the run.
+    /// Opens the run; the checkpoint that it goes on from is looked at, not read.
+    /// Waiting for a store ends when the run is aborted. `elsewhere` is the state that other processes have of the run.
     pub fn open<B: Backend>(
         shared: &Shared<B>,
         elsewhere: Option<Elsewhere>,
@@ -100,7 +100,7 @@ impl OpenedRun {
     }
 }
 
-/// Writes down what the run is, where it has something left to do: once the state that it goes on from is known to be whole.
+/// Writes down the run's config, if it has steps left: once the state that it goes on from is known to be whole.
 pub(super) fn write_down<B: Backend>(
     shared: &Shared<B>,
     folder: &RunFolder,

@@ -1,4 +1,4 @@
-//! What a `RUN.toml` comes to, once its data set and its model are known.
+//! The resolved form of a `RUN.toml`, once its data set and its model are known.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -19,6 +19,7 @@ use super::config::RunConfig;
 use super::data::{DataFollow, DataSettings, DocumentBoundaries};
 use super::memory::PlanMemory;
 use super::questions::Questions;
+use super::remarks;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
 use crate::checkpoint::{LocalCopy, TrainerState, Wanted, device_keys, model_folder};
@@ -30,17 +31,17 @@ use crate::error::{JobError, Result};
 pub struct ResolvedRun {
     /// The config, every default filled in.
     pub config: RunConfig,
-    /// What computes.
+    /// The device that computes.
     pub device: DeviceChoice,
-    /// What is trained on: at first, where the run follows the newest version.
+    /// The data that is trained on: at first, if the run follows the newest version.
     pub data: Mixture,
     /// Where the run's latest checkpoint stands in data that is kept up to date.
     pub(super) saved_cursor: Option<Cursor>,
-    /// What is evaluated, and how many of its samples.
+    /// The data set of evaluations, and how many of its samples are read.
     pub evaluation: Option<(Mixture, u64)>,
-    /// What is asked at each evaluation: what `evaluation.tasks` comes to with a tokenizer.
+    /// The requests of each evaluation: those of `evaluation.tasks` in tokens.
     pub questions: Option<Arc<dyn Questions>>,
-    /// What is trained.
+    /// The model that is trained.
     pub model: Arc<Blueprint>,
     /// The folder or URL that the initial parameters come from; they are drawn where there is none.
     pub weights_from: Option<PathBuf>,
@@ -50,6 +51,8 @@ pub struct ResolvedRun {
     pub batch: BatchPlan,
     /// Updates of the whole run.
     pub steps: u64,
+    /// Settings that are allowed and may surprise, a sentence each.
+    pub remarks: Vec<String>,
     /// Bytes of a model from which on its checkpoints are several files: [`FILE_BYTES`], unless it is said otherwise before
     /// the run begins, in every process.
     pub file_bytes: u64,
@@ -98,7 +101,7 @@ impl ResolvedRun {
             }
         };
         let batch = config.batch.plan(memory)?.sharded(config.parallel.shard);
-        // Epochs are those of what the run began with, wherever it has moved since.
+        // Epochs are those of the version that the run began with, wherever it has moved since.
         let began = saved_cursor.as_ref().map_or(data.samples(), |cursor| cursor.stream.samples);
         let parameters = model.layout().parameters();
         let steps = steps(&config, (began, data.seq_len()), parameters, &batch)?;
@@ -107,6 +110,12 @@ impl ResolvedRun {
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
+        let written = config.model.max_seq_len;
+        let of_positions = match weights_from {
+            None => remarks::of_positions(&model_config, written, data.seq_len()),
+            Some(_) => None,
+        };
+        let of_order = remarks::of_order(&data, batch.samples_per_step());
         let preset = config.model.preset.take();
         if weights_from.is_none() {
             let recompute = config.model.recompute;
@@ -133,6 +142,7 @@ impl ResolvedRun {
             document_end,
             batch,
             steps,
+            remarks: of_positions.into_iter().chain(of_order).collect(),
             file_bytes: FILE_BYTES,
         })
     }
@@ -199,7 +209,7 @@ impl ResolvedRun {
         self.config.schedule.steps.unwrap_or(self.steps)
     }
 
-    /// Makes `horizon` that of the schedule, with what depends on it.
+    /// Makes `horizon` that of the schedule, with the settings that depend on it.
     pub(super) fn set_horizon(&self, state: &mut TrainerState, horizon: u64) {
         let warmup_steps = self.config.schedule.resolved_warmup_steps(horizon);
         for (key, steps) in [(HORIZON_KEY, horizon), (WARMUP_KEY, warmup_steps)] {
@@ -207,7 +217,7 @@ impl ResolvedRun {
         }
     }
 
-    /// What must be equal in all processes for them to train together.
+    /// Settings that must be equal in all processes for them to train together.
     pub fn identity(&self, kind: &DeviceKind) -> BTreeMap<String, String> {
         let state = self.initial_state(kind);
         let mut identity: BTreeMap<String, String> =
@@ -303,7 +313,7 @@ impl ResolvedRun {
     }
 }
 
-/// What the `config.json` of families calls the sizes of `[model]`, and their keys, which are what a user knows.
+/// Names of sizes in the `config.json` of families, and their keys in `[model]`, which are those that a user knows.
 const MODEL_KEYS: [(&str, &str); 15] = [
     ("hidden_size", "d_model"),
     ("num_hidden_layers", "n_layers"),
@@ -331,7 +341,7 @@ fn name_as_in_table(settings: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// The key of what happens at the boundaries of documents.
+/// The key of the boundaries of documents.
 pub(super) const DOCUMENTS_KEY: &str = "data.document_boundaries";
 
 /// The key of the schedule's horizon among the settings of a checkpoint.

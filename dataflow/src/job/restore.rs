@@ -1,9 +1,9 @@
 //! From the state that process 0 has to the state that every worker needs.
 //!
 //! The state crosses to each process once, and lies there once: the workers of a process share one arena of parameters, and
-//! one of each state of the optimizer, of which only what they own is ever touched. A process that sees the checkpoint itself reads it there,
+//! one of each state of the optimizer, of which only their own parts are ever touched. A process that sees the checkpoint itself reads it there,
 //! and nothing crosses to it; that the folder is the same, and not one that looks like it, is known by the token of the
-//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, states only of what they own.
+//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, states only of their own parts.
 //! Process 0 verifies every file while it reads.
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ pub struct StoredState {
     pub copy: LocalCopy,
     /// The files.
     pub files: StateFiles,
-    /// By what other processes know the run folder that they are in.
+    /// The mark by which other processes know the run folder.
     pub token: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub struct StartPoint {
     pub horizon: u64,
 }
 
-/// What a worker starts from.
+/// The state that a worker starts from.
 #[derive(Clone, Debug)]
 pub struct Restored {
     /// Where the run starts.
@@ -81,7 +81,7 @@ pub struct Restored {
     pub received_bytes: u64,
 }
 
-/// What worker 0 tells every other process.
+/// The message of worker 0 to every other process.
 #[derive(Clone, Serialize, Deserialize)]
 struct Announcement {
     start: StartPoint,
@@ -125,7 +125,7 @@ struct Arriving {
     /// By part: which chunks came from worker 0.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     received_bytes: u64,
-    /// Workers that have what they start from.
+    /// Workers that have their starting state.
     taken: usize,
 }
 
@@ -142,7 +142,7 @@ impl ProcessState {
         state.states = states.map(|arenas| arenas.into_iter().map(Arc::new).collect());
     }
 
-    /// What one of `workers` workers of this process starts from. Nothing is kept for longer than the last of them needs it.
+    /// The state that one of `workers` workers of this process starts from. Nothing is kept for longer than the last of them needs it.
     fn take(&self, workers: usize) -> std::result::Result<Restored, Failure> {
         let mut state = self.lock();
         let start = state.start.ok_or(NO_STATE)?;
@@ -158,7 +158,7 @@ impl ProcessState {
     }
 }
 
-/// How the state is cut, and what of it this process owns.
+/// How the state is cut, and this process's part.
 struct Cut {
     chunks: ChunkPlan,
     /// By chunk: the process of the worker that owns it.
@@ -257,7 +257,7 @@ impl Cut {
     }
 }
 
-/// What an update rule keeps, and what one worker updates by itself of it.
+/// The states of an update rule, and the unit that one worker updates by itself.
 #[derive(Clone, Copy)]
 pub struct RuleStates<'a> {
     /// Its states.
@@ -268,7 +268,7 @@ pub struct RuleStates<'a> {
 
 /// Brings the state from worker 0, which alone gives an `origin`, to every worker: parameters of a layout, and states of them.
 /// `run_dir` is this process's own, where it may
-/// see what worker 0 reads.
+/// see the files that worker 0 reads.
 ///
 /// # Errors
 /// Files that cannot be read or are damaged, or a run that was aborted.
@@ -403,7 +403,7 @@ pub fn distribute(
 }
 
 impl StateOrigin {
-    /// What process 0 needs of it, and where to find what others do.
+    /// Reads the state of process 0, and finds where the others read theirs.
     fn read(
         self,
         owned: &[Range<usize>],
@@ -421,7 +421,7 @@ impl StateOrigin {
     }
 }
 
-/// What process 0 starts from, and where to find what others do.
+/// The state that process 0 starts from, and where the others read theirs.
 struct Source {
     parameters: Vec<f32>,
     states: Option<Vec<Vec<f32>>>,
@@ -429,7 +429,7 @@ struct Source {
 }
 
 impl Source {
-    /// What elements `range` of the parameters have of a part; `None` where all of it is zero.
+    /// Values of elements `range` of a part; `None` if all of the part is zero.
     fn values(&self, part: StatePart, range: Range<usize>) -> Result<Option<Vec<f32>>> {
         if part == StatePart::Parameter {
             return Ok(Some(self.parameters[range].to_vec()));

@@ -1,10 +1,10 @@
-//! What may not change when a run is resumed, key by key.
+//! Settings that may not change when a run is resumed, key by key.
 //!
 //! Settings that are numerics are flattened to the keys that the user writes (`optimizer.betas`), kept in
 //! `trainer.json`, and compared on resume. Everything else (steps, workers, processes, microbatch, checkpoints,
 //! caches, compute threads) may change. The kind of device may change too, and is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Serialize;
@@ -34,15 +34,43 @@ fn flatten_value(prefix: &str, value: Value, into: &mut BTreeMap<String, Value>)
     }
 }
 
-/// Compares what a run was with what it is asked to be. Checkpoints from before documents were told apart are those of
+/// The settings of a model that its data set decides unless a user does.
+const KEYS_OF_DATA: [&str; 4] =
+    ["model.vocab_size", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"];
+
+/// Compares a saved run with the one that its config asks for. Checkpoints from before documents were told apart are those of
 /// runs that ignored them.
 ///
 /// # Errors
-/// The first key that may not change and did, with both values. A name comes before what follows from it.
+/// The first key that may not change and did, with both values. A name comes before the settings that follow from it, and the data
+/// before the sizes of a model that follow from it.
 pub fn check(saved: &TrainerState, now: &TrainerState, checkpoint: &Path) -> Result<()> {
-    let keys = saved.settings.keys().chain(now.settings.keys());
-    let (names, others): (Vec<_>, Vec<_>) = keys.partition(|key| key.ends_with(".name"));
-    for key in names.into_iter().chain(others) {
+    let keys: BTreeSet<&String> = saved.settings.keys().chain(now.settings.keys()).collect();
+    let (of_data, keys): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|key| KEYS_OF_DATA.contains(&key.as_str()));
+    let (names, others): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|key| key.ends_with(".name"));
+    check_settings(names.into_iter().chain(others), saved, now, checkpoint)?;
+    saved.cursor.check_resume(&now.cursor.stream).map_err(|error| match error {
+        DataError::ResumeMismatch { key, saved, now } => JobError::Resume {
+            key: format!("data.{key}"),
+            saved,
+            found: now,
+            checkpoint: checkpoint.to_owned(),
+        },
+        other => other.into(),
+    })?;
+    check_settings(of_data.into_iter(), saved, now, checkpoint)
+}
+
+/// Compares settings of these keys.
+fn check_settings<'k>(
+    keys: impl Iterator<Item = &'k String>,
+    saved: &TrainerState,
+    now: &TrainerState,
+    checkpoint: &Path,
+) -> Result<()> {
+    for key in keys {
         let absent = if key == DOCUMENTS_KEY { Value::from("ignore") } else { Value::Null };
         let before = saved.settings.get(key).unwrap_or(&absent);
         let after = now.settings.get(key).unwrap_or(&absent);
@@ -55,15 +83,7 @@ pub fn check(saved: &TrainerState, now: &TrainerState, checkpoint: &Path) -> Res
             });
         }
     }
-    saved.cursor.check_resume(&now.cursor.stream).map_err(|error| match error {
-        DataError::ResumeMismatch { key, saved, now } => JobError::Resume {
-            key: format!("data.{key}"),
-            saved,
-            found: now,
-            checkpoint: checkpoint.to_owned(),
-        },
-        other => other.into(),
-    })
+    Ok(())
 }
 
 fn in_words(value: &Value) -> String {
@@ -113,6 +133,13 @@ mod tests {
         now.cursor.stream.samples += 1;
         let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
         assert!(error.contains("data.samples is 100"), "{error}");
+        // Of another tokenizer's data set too.
+        saved.settings.insert("model.bos_token_id".to_owned(), 256.into());
+        let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
+        assert!(error.contains("data.samples is 100"), "{error}");
+        now.cursor = saved.cursor.clone();
+        let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
+        assert!(error.contains("model.bos_token_id is 256"), "{error}");
     }
 
     #[test]

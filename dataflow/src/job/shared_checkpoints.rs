@@ -1,6 +1,6 @@
 //! Checkpoints that several processes write: which process writes which files, and the sinks of all but process 0.
 //!
-//! File `f` is written by process `f mod n` of the `n` that see the run folder. What the others own is sent to these, as all of
+//! File `f` is written by process `f mod n` of the `n` that see the run folder. The parts of other processes are sent to these, as all of
 //! it is to process 0 where that alone has the folder.
 
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Shares {
     }
 }
 
-/// What a process other than the first writes its files with.
+/// The parts by which a process other than the first writes its files.
 pub struct ShareParts {
     /// Which files there are.
     pub plan: Arc<FilePlan>,
@@ -58,7 +58,7 @@ pub struct ShareParts {
     pub share: FileShare,
     /// The run folder.
     pub folder: SeenFolder,
-    /// Which worker writes what.
+    /// The worker that writes each file.
     pub writers: StateWriters,
 }
 
@@ -99,7 +99,7 @@ impl StateSink for SharedCheckpoints {
         self.check()?;
         let writer = ShareWriter::begin(plan, &folder.path, report.step, *share);
         let writer = writer.map_err(|error| self.failed(error))?;
-        // Another run may have made the folder meanwhile: then this takes back what it put there.
+        // Another run may have made the folder meanwhile: then this removes its own files again.
         self.check()?;
         self.open = Some(writer);
         Ok(())

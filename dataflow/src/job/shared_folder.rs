@@ -25,7 +25,7 @@ pub struct SharedFolder {
 pub struct SeenFolder {
     /// Where it sees it.
     pub path: PathBuf,
-    /// By what it knows that it is the one that process 0 holds.
+    /// The mark by which a process knows that its folder is the one that process 0 holds.
     pub token: String,
 }
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::job::fixtures::in_processes;
 
-    /// What the workers of processes with these run folders agree on, where the first is held under `token`.
+    /// The agreement of workers of processes with these run folders, if the first is held under `token`.
     fn agreed(run_dirs: &[PathBuf], token: Option<&str>) -> Vec<Vec<SharedFolder>> {
         let token = token.map(str::to_owned);
         let agreed = in_processes(run_dirs, 2, move |context, run_dir| {

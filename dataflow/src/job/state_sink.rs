@@ -18,7 +18,7 @@ use crate::run_folder::RunFolder;
 /// Called with each complete checkpoint: updates done, and its folder or URL.
 pub type OnCommit = Box<dyn Fn(u64, PathBuf) + Send>;
 
-/// What is written down of a run, each by the updates that were done.
+/// The latest records that are written of a run, each by the updates that were done.
 #[derive(Clone, Default)]
 pub struct Written {
     /// The latest line of metrics.
@@ -53,17 +53,17 @@ impl LatestStep {
     }
 }
 
-/// What the checkpoints of a run are made with.
+/// The parts from which the checkpoints of a run are made.
 pub struct CheckpointParts {
     /// The files that all have in common.
     pub files: CheckpointFiles,
     /// Which files of tensors process 0 writes.
     pub share: FileShare,
-    /// Which worker writes what.
+    /// The worker that writes each file.
     pub writers: StateWriters,
     /// The run folder, which is held for as long as something may be written into it.
     pub folder: Arc<RunFolder>,
-    /// What every checkpoint of the run says but for where it stands.
+    /// The state that all checkpoints of the run share, without their place in it.
     pub template: TrainerState,
     /// Which version of the data is where.
     pub legs: Arc<Legs>,
@@ -71,7 +71,7 @@ pub struct CheckpointParts {
     pub plan: Arc<TrainingPlan>,
     /// Which updates are evaluated.
     pub evaluation: Option<EvaluationPlan>,
-    /// What is written down of the run.
+    /// The records of the run that are written.
     pub written: Written,
     /// Ends the run.
     pub abort: Abort,
@@ -103,7 +103,7 @@ impl RunCheckpoints {
 const NO_CHECKPOINT: GraphError =
     GraphError::Order { what: "a part of a checkpoint", missing: "its beginning" };
 
-/// A failure to write down what a run has come to. Whatever is wrong with a file that the run itself made, the input is not at
+/// A failure to write the state of a run. Whatever is wrong with a file that the run itself made, the input is not at
 /// fault: the disk is full, the folder has vanished, a chunk got lost.
 pub(super) fn not_written(error: JobError) -> Failure {
     match error {
@@ -126,7 +126,7 @@ impl StateSink for RunCheckpoints {
         folder.check().map_err(not_written)?;
         let writer = CheckpointWriter::begin_share(files.clone(), folder.path(), state, *share);
         let writer = writer.map_err(|error| self.failed(error))?;
-        // Another run may have made the folder meanwhile: then this takes back what it put there.
+        // Another run may have made the folder meanwhile: then this removes its own files again.
         folder.check().map_err(not_written)?;
         self.open = Some((*report, writer));
         Ok(())

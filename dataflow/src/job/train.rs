@@ -61,7 +61,7 @@ impl StopRequest {
     }
 }
 
-/// What happens during a run; told on worker 0 only.
+/// An event of a run; told on worker 0 only.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum TrainEvent {
@@ -80,7 +80,7 @@ pub enum TrainEvent {
         parameters: usize,
         /// Workers of all processes.
         workers: usize,
-        /// What computes in this process, such as `NVIDIA H200 (sm_90a), fp32`.
+        /// The device of this process, such as `NVIDIA H200 (sm_90a), fp32`.
         device: String,
         /// The most workers of this process that one device computes for.
         workers_per_device: usize,
@@ -123,7 +123,7 @@ pub enum TrainEvent {
     },
 }
 
-/// Is told what happens, on threads of the run; must not block: one that does for `run.step_deadline_seconds` ends the run.
+/// Is told of events, on threads of the run; must not block: an observer that does for `run.step_deadline_seconds` ends the run.
 pub type Observer = Arc<dyn Fn(&TrainEvent) + Send + Sync>;
 
 /// How a run is run; none of it is numerics.
@@ -132,9 +132,9 @@ pub struct TrainOptions {
     pub cluster: ClusterSettings,
     /// Ends the run early.
     pub stop: StopRequest,
-    /// Is told what happens.
+    /// Is told of events.
     pub observer: Observer,
-    /// Where what threads of this process do is written down, if it is.
+    /// The trace of this process's threads, if there is one.
     pub trace: Option<Trace>,
 }
 
@@ -175,7 +175,7 @@ const STORE_PATIENCE: Duration = Duration::from_secs(900);
 /// The first error of the run, in whichever process it occurred; [`ClusterError::StoppedEarly`] where any of them was
 /// asked to stop before all had met, which no harm comes of.
 pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
-    // The caller's thread is an embedder's, and what is started here inherits from it.
+    // The caller's thread is an embedder's, and threads that are started here inherit from it.
     let _standard = FloatEnvironment::standard();
     let cluster = &options.cluster;
     let count = cluster.threads * cluster.processes();
@@ -264,8 +264,8 @@ impl WithBackend for Train {
     }
 }
 
-/// Where a device of this process refused: what to change, in the words of the config.
-/// `more` is what more devices would do.
+/// Advice, in the words of the config, if a device of this process refused.
+/// `more` says whether more devices would do.
 fn advise(
     error: JobError,
     batch: &BatchPlan,

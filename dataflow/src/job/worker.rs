@@ -35,7 +35,7 @@ use crate::operators::{
     StepReport, Training, TrainingPlan,
 };
 
-/// What the workers of a process share.
+/// The state that the workers of a process share.
 pub(super) struct Shared<B: Backend> {
     pub run: ResolvedRun,
     pub model: Arc<LanguageModel<B>>,
@@ -48,7 +48,7 @@ pub(super) struct Shared<B: Backend> {
 }
 
 impl<B: Backend> Shared<B> {
-    /// What evaluations read: samples of the data set, and behind them requests.
+    /// The source of evaluations: samples of the data set, and behind them requests.
     fn source(&self, decoder: &Decoder, plan: &EvaluationPlan) -> EvaluationSource {
         let decoded = DecodedSamples::new(decoder.clone(), self.run.model.vocab_size());
         let (positions, questions) = (self.run.data.seq_len(), self.run.questions.clone());
@@ -79,7 +79,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// What is evaluated, and the samples of it.
+    /// The plan of evaluations, and the decoder of their samples.
     fn evaluation(&self) -> Option<(EvaluationPlan, &Decoder)> {
         let ((_, samples), settings) =
             self.run.evaluation.as_ref().zip(self.run.config.evaluation.as_ref())?;
@@ -91,7 +91,7 @@ impl<B: Backend> Shared<B> {
         Some((plan, self.evaluation_data.as_ref()?))
     }
 
-    /// What every checkpoint of the run says but for where it stands.
+    /// The state that all checkpoints of the run share, without their place in it.
     fn template(&self, start: &StartPoint) -> TrainerState {
         let mut template = self.run.initial_state(self.devices.kind());
         self.run.set_horizon(&mut template, start.horizon);

@@ -13,7 +13,7 @@ use tidemill_model::Layout;
 /// Pieces of memory beside those that blocks add to at once: read by others meanwhile.
 const READ_MEANWHILE: usize = 2;
 
-/// Which buckets take turns, and with what.
+/// The buckets that take turns, and their memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketMemory {
     buckets: Vec<BucketNeed>,
@@ -22,7 +22,7 @@ pub(crate) struct BucketMemory {
     pub(crate) piece_elements: usize,
 }
 
-/// What one bucket needs.
+/// The memory that one bucket needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketNeed {
     /// The gradients of all its uses, one use after the other.
@@ -65,7 +65,7 @@ impl BucketMemory {
         Self { pieces, piece_elements: elements, buckets }
     }
 
-    /// What each bucket needs.
+    /// The memory that each bucket needs.
     pub(crate) fn buckets(&self) -> &[BucketNeed] {
         &self.buckets
     }

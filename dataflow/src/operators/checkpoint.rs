@@ -42,7 +42,7 @@ pub struct CheckpointDone {
     pub step: u64,
 }
 
-/// What [`Checkpoint`] gives.
+/// The output streams of [`Checkpoint`].
 pub struct CheckpointStreams<'scope> {
     /// On worker 0: every checkpoint that is complete.
     pub done: StreamVec<'scope, u64, CheckpointDone>,
@@ -102,7 +102,7 @@ pub trait Checkpoint<'scope> {
     ) -> CheckpointStreams<'scope>;
 }
 
-/// What writers tell each other.
+/// A message between writers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Word {
     /// Worker 0 has begun: others may.
@@ -147,13 +147,13 @@ struct Cut {
     report: Option<StepReport>,
     held: Option<Held>,
     stage: Stage,
-    /// What arrived and was not handed to the writer.
+    /// Chunks that arrived and were not handed to the writer yet.
     waiting: Vec<Chunk>,
     /// By part: which chunks of it were handed over.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     handed: usize,
     written: usize,
-    /// On worker 0: what the other writers have written.
+    /// On worker 0: the files that the other writers have written.
     finished: Vec<WrittenFiles>,
 }
 
@@ -239,7 +239,7 @@ impl State {
         Self { plan, worker, arenas, writers, others, expected, writer, cuts }
     }
 
-    /// Takes what another writer has told.
+    /// Takes another writer's message.
     fn hear(&mut self, Told { time, word, .. }: Told) -> Result<(), Failure> {
         let cut = self.cuts.entry(time).or_default();
         match (word, cut.stage) {
@@ -255,7 +255,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes what the writer answers; what it is for others to know is told them, and what the rest of the graph, `emit`ted.
+    /// Takes the writer's answers: sends messages for others to them, and `emit`s messages for the rest of the graph.
     fn answered(
         &mut self,
         reply: WriterReply,
@@ -289,7 +289,7 @@ impl State {
         Ok(())
     }
 
-    /// Hands what has arrived of the oldest cut to the writer.
+    /// Hands the arrived chunks of the oldest cut to the writer.
     fn hand_over(&mut self) -> Result<(), Failure> {
         let Some(mut entry) = self.cuts.first_entry() else { return Ok(()) };
         let step = *entry.key();
@@ -324,7 +324,7 @@ impl State {
     }
 }
 
-/// What leaves the operator.
+/// An output of the operator.
 enum Emitted {
     Done(CheckpointDone),
     Credits(Vec<Credit>),
@@ -426,7 +426,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 } else if state.is_none() {
                     reports.for_each(|_time, _reports| ());
                     chunks.for_each(|_time, chunk| {
-                        // What comes where nothing is written would be missing elsewhere, and waited for.
+                        // A chunk that comes where nothing is written would be missing elsewhere, and waited for.
                         if !is_writer {
                             let destination = chunk.header().map_or(0, |it| route.of(it));
                             abort.fail(

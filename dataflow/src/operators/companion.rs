@@ -72,7 +72,7 @@ impl<Job: Send + 'static> SharedCompanion<Job> {
 /// The thread's end of the jobs.
 pub(super) struct Jobs<Job> {
     receiver: Receiver<Job>,
-    /// What the thread does while it has a job.
+    /// The phase of the thread while it has a job.
     phase: Phase,
 }
 
@@ -95,7 +95,7 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// What the companion answers: that no more is wanted is no failure of its own.
+    /// The result of the companion: an operator that is gone is no failure of its own.
     pub(super) fn into_result(self) -> Result<(), Failure> {
         match self {
             Self::Unwanted => Ok(()),

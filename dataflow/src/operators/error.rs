@@ -1,4 +1,4 @@
-//! What breaks the contracts of the graph's operators.
+//! Breaches of the contracts of the graph's operators.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::cluster::{Classified, ExitClass};
 
 /// Why an operator ended the run.
 ///
-/// What arrives at an operator was made by this code, by another process or by the streams and models of an embedder. An
+/// The inputs of an operator were made by this code, by another process or by the streams and models of an embedder. An
 /// error there is a damaged message, a peer that runs something else, or a bug: never known to be the fault of the
 /// configuration or the data, which are checked where they are read.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -19,9 +19,9 @@ pub enum GraphError {
     Chunk {
         /// The step of the receiver, from 1.
         step: u64,
-        /// What could have come.
+        /// The chunks that could have come.
         expected: &'static str,
-        /// What came.
+        /// The chunk that came.
         found: ChunkHeader,
     },
     /// Something that no slot of the plan is for.
@@ -29,7 +29,7 @@ pub enum GraphError {
     Unplanned {
         /// The step, from 1.
         step: u64,
-        /// What came.
+        /// The message that came.
         what: String,
     },
     /// Something that comes once came again.
@@ -37,7 +37,7 @@ pub enum GraphError {
     Twice {
         /// The step, from 1.
         step: u64,
-        /// What came.
+        /// The message that came.
         what: String,
     },
     /// Something of a step that is done.
@@ -57,9 +57,9 @@ pub enum GraphError {
         lane: usize,
         /// Its index in the lane.
         grain: usize,
-        /// What was expected.
+        /// The expected value.
         expected: String,
-        /// What was found.
+        /// The value that was found.
         found: String,
     },
     /// The stream of grains ended too early.
@@ -104,23 +104,23 @@ pub enum GraphError {
         /// Positions of this one.
         found: usize,
     },
-    /// A model that does not do what a [`Trainable`](tidemill_model::Trainable) does.
+    /// A model that breaks the contract of [`Trainable`](tidemill_model::Trainable).
     #[error("the model {done}, expected {expected}")]
     Model {
-        /// What was expected of it.
+        /// The action that was expected of it.
         expected: String,
-        /// What it did.
+        /// The action that it took.
         done: String,
     },
-    /// An operator, or a thread of one, did something before what must come first.
+    /// An operator, or a thread of one, did something too early.
     #[error("{what} came before {missing}")]
     Order {
-        /// What came.
+        /// The message that came.
         what: &'static str,
-        /// What must come first.
+        /// The message that must come first.
         missing: &'static str,
     },
-    /// A thread of an operator answered what it was not asked.
+    /// A thread of an operator gave an answer that was not asked for.
     #[error("{thread} answered what it was not asked")]
     Unasked {
         /// Which thread.

@@ -32,10 +32,10 @@ pub struct EvaluationReport {
     pub loss: f64,
     /// Counted tokens of the samples.
     pub tokens: u64,
-    /// What was found of each request.
+    /// The answers to the requests, in their order.
     #[serde(skip)]
     pub answers: Vec<RequestAnswer>,
-    /// What follows from these: metrics of tasks by their names.
+    /// Metrics of tasks by their names, which follow from the answers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: TaskScores,
     /// Averages of suites, by the names of suites and averages.
@@ -43,7 +43,7 @@ pub struct EvaluationReport {
     pub suites: TaskScores,
 }
 
-/// What was found of a request.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RequestAnswer {
     /// The log-likelihood of its counted tokens, in nats.
@@ -108,7 +108,7 @@ impl<S> EvaluationCutter<S> {
         }
     }
 
-    /// The positions to ask for next: two microbatches beyond what was evaluated.
+    /// The positions to ask for next: two microbatches beyond those that were evaluated.
     fn request(&mut self) -> Option<Range<u64>> {
         let ahead = 2 * self.plan.batch.microbatch_grains();
         let limit = self.grains.end.min(self.grains.start + self.evaluated + ahead);
@@ -144,7 +144,7 @@ pub trait EvaluationSamples<'scope> {
     ///
     /// # Contract
     /// - Output: at timestamp u, for each u after which an evaluation is due, this worker's grains of it, in order.
-    /// - Input: `reports` says when an evaluation is due, `losses` what was evaluated; neither has a path to the output.
+    /// - Input: `reports` says when an evaluation is due, `losses` has the evaluated losses; neither has a path to the output.
     /// - Memory: two microbatches of samples.
     /// - Failure: an error of the source aborts the run.
     ///
@@ -162,7 +162,7 @@ pub trait EvaluationSamples<'scope> {
     ///     requests: 0,
     ///     every_steps: every_steps.expect("not 0"),
     /// };
-    /// // What is evaluated and when is one argument: an evaluation that is due has samples.
+    /// // The plan and the source are one argument: an evaluation that is due has samples.
     /// let evaluation = Evaluation::new(due, Points::default());
     /// let reports = inputs.reports.clone();
     /// let grains_to_evaluate =

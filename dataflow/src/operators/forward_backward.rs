@@ -88,11 +88,11 @@ pub struct EvaluationLoss {
     pub greedy: Option<bool>,
 }
 
-/// What computes, and from which parameters.
+/// The device that computes, and its parameters.
 pub struct Compute<B: Backend, M> {
     /// The device.
     pub backend: Arc<B>,
-    /// What is trained.
+    /// The model that is trained.
     pub model: Arc<M>,
     /// Lends the parameters.
     pub borrower: Borrower<B>,
@@ -100,7 +100,7 @@ pub struct Compute<B: Backend, M> {
     pub stop: Arc<AtomicBool>,
 }
 
-/// What comes back to [`ForwardBackward`] from the optimizer, and grains to evaluate.
+/// The feedback of [`ForwardBackward`] from the optimizer, and grains to evaluate.
 pub struct ForwardBackwardInputs<'scope, S = Tokens> {
     /// The buckets whose updated parameters are there: of `gather`.
     pub present: StreamVec<'scope, u64, Ticket>,
@@ -110,11 +110,11 @@ pub struct ForwardBackwardInputs<'scope, S = Tokens> {
     pub evaluations: Option<EvaluationGrains<'scope, S>>,
 }
 
-/// What [`ForwardBackward`] gives.
+/// The output streams of [`ForwardBackward`].
 pub struct ForwardBackwardStreams<'scope> {
     /// The buckets whose gradients this worker has summed over its lanes of a round: for `reduce`.
     pub ready: StreamVec<'scope, u64, Ready>,
-    /// What this worker's lanes will count, where the model tells it before it computes.
+    /// Tokens that this worker's lanes will count, if the model tells them before it computes.
     pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
@@ -128,15 +128,15 @@ pub trait ForwardBackward<'scope, S> {
     ///
     /// # Contract
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
-    ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
+    ///   stream may produce them. `inputs` is the feedback (see [`TrainingLoop`](super::train::TrainingLoop)).
     /// - Output: at the timestamp of the step, for each round and bucket a [`Ready`] as soon as the gradients of this worker's lanes
     ///   of the round are final in it, or enqueued to be, in the order of a backward pass; a [`LaneLoss`] for each lane, and before
-    ///   them a [`LaneTokens`], where the model tells what it counts.
+    ///   them a [`LaneTokens`], where the model tells its counted tokens.
     /// - Order: a microbatch of step s computes once its grains, all parameters after s updates and the report of update s are
     ///   there, the evaluation that is due after s updates is done, and so are the microbatches before it, lane by lane. Nothing
     ///   computes after the report that says `last`.
     /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes, or
-    ///   of the lane at hand where gradients are shared out; in the host's memory also copies of what other workers have not read.
+    ///   of the lane at hand where gradients are shared out; in the host's memory also copies that other workers have not read.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
@@ -186,14 +186,14 @@ struct Held {
 struct State<S> {
     schedule: DeviceSchedule<S>,
     device: Companion<Computation<S>, DeviceReply>,
-    /// Tells what lanes count: of several workers.
+    /// Counts the lanes' tokens: of several workers.
     counting: Option<Counting<S>>,
     steps: BTreeMap<u64, Held>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
 }
 
-/// What the device has been told.
+/// The computation that the device is doing.
 enum Running {
     /// Microbatches of a step.
     Training(u64),
@@ -393,7 +393,7 @@ impl<S: Sample> State<S> {
         }
     }
 
-    /// Takes a grain of training; answers what its lane counts, once all of that is there.
+    /// Takes a grain of training; answers the counted tokens of its lane, once all its grains are there.
     fn grain(&mut self, grain: Grain<S>) -> Result<Option<LaneTokens>, Failure> {
         let grain = self.schedule.grain(grain)?;
         Ok(grain.and_then(|grain| self.counting.as_mut()?.grain(grain)))

@@ -7,13 +7,13 @@ use super::ticket::Ticket;
 
 /// Gathers parameters.
 pub trait Gather<'scope> {
-    /// What all owners have updated.
+    /// Brings the updates of all owners to this worker.
     ///
     /// # Contract
-    /// - Input: the buckets of which this worker has updated what it owns, in the order in which every worker has them.
+    /// - Input: the buckets of which this worker has updated its part, in the order in which every worker has them.
     /// - Output: the same tickets at the same times. All of the bucket's parameters are then where the device thread reads them, or
     ///   enqueued to be; after a step's last bucket they are lent to it.
-    /// - Memory: none but what the [`Communicator`] needs.
+    /// - Memory: the buffers of the [`Communicator`] alone.
     /// - Never blocks: the optimizer thread waits for other workers.
     /// - Failure: a worker that is gone aborts the run.
     ///

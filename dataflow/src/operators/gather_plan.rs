@@ -6,7 +6,7 @@ use tidemill_kernels::Run;
 use tidemill_model::layout::TENSOR_ALIGNMENT_ELEMENTS;
 use tidemill_model::{Direction, Held, Layout, PackedTensor, Packing};
 
-/// What comes from one of the workers that hold the parameters together.
+/// The elements that come from one of the workers that hold the parameters together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FromMember {
     /// Which of them.
@@ -21,7 +21,7 @@ impl FromMember {
     }
 }
 
-/// How one use of a segment is gathered: what its block reads, and nothing else.
+/// How one use of a segment is gathered: the elements that its block reads, and nothing else.
 #[derive(Clone, Debug)]
 pub(super) struct GatheredUse {
     pub(super) packing: Packing,
@@ -157,7 +157,7 @@ mod tests {
         layout
     }
 
-    /// What `holders` among `workers` workers have of the test's layout, and by member the arena's element at each place of its
+    /// The memory that `holders` among `workers` workers have of the test's layout, and by member the arena's element at each place of its
     /// memory of activation precision and of the one that is read in fp32.
     fn held_by<B: Backend>(
         (workers, members): (usize, usize),

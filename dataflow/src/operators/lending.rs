@@ -23,18 +23,18 @@ use super::companion::{OperatorGone, Stopped};
 use super::span::GatheredBlocks;
 use crate::cluster::progress::{self, Phase};
 
-/// What a device thread is lent for a step.
+/// A loan to a device thread for a step.
 struct Lent<B: Backend> {
     /// Which of the members lends it.
     member: usize,
     parameters: Arc<Parameters<B>>,
     /// The last sums that it gave back, to be used again.
     sums: Option<B::Buffer<f32>>,
-    /// Once it is reached, the parameters are as they are to be read, and what this worker has posted was read.
+    /// Once it is reached, the parameters are as they are to be read, and all that this worker has posted was read.
     ready: B::Event,
 }
 
-/// What a device thread gives back.
+/// A loan that a device thread gives back.
 struct Returned<B: Backend> {
     /// The same parameters, which this thread does not read any more once `done` is reached.
     parameters: Arc<Parameters<B>>,
@@ -42,19 +42,19 @@ struct Returned<B: Backend> {
     sums: Option<B::Buffer<f32>>,
     /// Behind the whole step.
     done: B::Event,
-    /// Of the member's own device thread: what gathering parameters block by block took.
+    /// Of the member's own device thread: the time that gathering parameters block by block took.
     blocks: Option<GatheredBlocks<B>>,
 }
 
-/// What a member has back.
+/// The loan that a member has back.
 pub(super) struct TakenBack<B: Backend> {
     /// The gradients of all uses over all lanes, of a worker alone.
     pub(super) sums: Option<B::Buffer<f32>>,
-    /// Behind the step of its own device thread, and what gathering parameters block by block took there.
+    /// Behind the step of its own device thread, and the time that gathering parameters block by block took there.
     pub(super) own: Option<(B::Event, GatheredBlocks<B>)>,
 }
 
-/// What crosses between the threads; `None` ends the one that waits for it.
+/// A message between the threads; `None` ends the thread that waits for one.
 type Message<T> = Option<T>;
 
 /// Parameters to be read, in the order of members, and sums that may be used again.
@@ -66,7 +66,7 @@ pub struct Borrower<B: Backend> {
     lent: Receiver<Message<Lent<B>>>,
     lenders: Vec<Sender<Message<Returned<B>>>>,
     held: Vec<Arc<Parameters<B>>>,
-    /// Tells the other workers what is summed; `None` where there are no others.
+    /// Tells the other workers which buckets are summed; `None` if there are no others.
     pub(super) post: Option<Post<B>>,
 }
 
@@ -75,7 +75,7 @@ pub struct Lender<B: Backend> {
     member: usize,
     borrowers: Vec<Sender<Message<Lent<B>>>>,
     returned: Receiver<Message<Returned<B>>>,
-    /// What the other workers have; `None` where there are no others.
+    /// The connection with the other workers; `None` if there are none.
     pub(super) communicator: Option<Box<dyn Communicator<B>>>,
 }
 
@@ -152,8 +152,8 @@ impl<B: Backend> Borrower<B> {
         !self.held.is_empty()
     }
 
-    /// What is lent, which what is enqueued on `streams` from now on may read. Waits for the
-    /// optimizer threads where they have not lent it yet.
+    /// Borrows the parameters: work that is enqueued on `streams` from now on may read them. Waits for the
+    /// optimizer threads if they have not lent them yet.
     pub(super) fn borrow<'s>(
         &mut self,
         backend: &B,
@@ -182,7 +182,7 @@ impl<B: Backend> Borrower<B> {
         Ok((&self.held, sums))
     }
 
-    /// Gives everything back, once what is enqueued on `stream` has run; `blocks` is what gathering took.
+    /// Gives everything back, once all work that is enqueued on `stream` has run; `blocks` is the time that gathering took.
     pub(super) fn give_back(
         &mut self,
         backend: &B,
@@ -212,7 +212,7 @@ impl<B: Backend> Lender<B> {
         holders(self.borrowers.len())
     }
 
-    /// Lends `parameters` and gives `sums` back, once what is enqueued on `stream` has run.
+    /// Lends `parameters` and gives `sums` back, once all work that is enqueued on `stream` has run.
     pub(super) fn lend(
         &self,
         backend: &B,
@@ -229,8 +229,8 @@ impl<B: Backend> Lender<B> {
         Ok(())
     }
 
-    /// What was lent: `stream` goes on behind the step that was computed with it. Waits for the device threads where they have not
-    /// given it back yet. From now on the parameters have one owner.
+    /// Takes back the parameters: `stream` goes on behind the step that was computed with them. Waits for the device threads if they have not
+    /// given them back yet. From now on the parameters have one owner.
     pub(super) fn take_back(
         &self,
         backend: &B,

@@ -1,4 +1,4 @@
-//! What communication takes of a step is told beside its report.
+//! The cost of communication in a step, told beside the step's report.
 
 use serde::{Deserialize, Serialize};
 use timely::dataflow::StreamVec;
@@ -7,8 +7,8 @@ use timely::dataflow::operators::vec::{Filter, ToStream};
 use super::owned::{OptimizerThread, StateJob};
 use super::ticket::Ticket;
 
-/// What communication took of one worker: for one update, the sums of its gradients, and the parameters that came before them.
-/// The messages in which workers tell each other what to do next are not counted.
+/// The cost of communication for one worker: for one update, the sums of its gradients, and the parameters that came before them.
+/// The messages by which workers agree on their next work are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Communication {
     /// Bytes that the worker read from the memory of workers of its process.
@@ -19,29 +19,29 @@ pub struct Communication {
     #[serde(skip)]
     pub bytes_from_hosts: u64,
     /// How long it took, as the device counts: of each sum, from where the sums of the workers that it reads were ready to the result,
-    /// in which time it waits for what other processes send; of parameters, from where the worker had come to them to where they
+    /// in which time it waits for other processes; of parameters, from where the worker had come to them to where they
     /// were all there, in which time it waits for workers that had not updated them yet.
     pub milliseconds: f64,
-    /// Of these, those that were not hidden behind computing: of sums what lies behind the end of the worker's own backward pass, of
-    /// parameters that are gathered before a step all, and of those that are gathered block by block what computing waited for.
+    /// Of these, those that were not hidden behind computing: of sums the time behind the end of the worker's own backward pass, of
+    /// parameters that are gathered before a step all, and of those that are gathered block by block the time that computing waited for.
     pub exposed_milliseconds: f64,
 }
 
-/// What communication took for an update. Each worker has its own.
+/// The cost of communication for an update. Each worker has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CommunicationReport {
     /// Updates done, from 1.
     pub step: u64,
-    /// What it took.
+    /// The cost of its communication.
     pub communication: Communication,
 }
 
 /// Measures communication.
 pub trait Measure<'scope> {
-    /// What communication took, step by step.
+    /// Reports the cost of communication, step by step.
     ///
     /// # Contract
-    /// - Input: what `gather` gives.
+    /// - Input: the output of `gather`.
     /// - Output: at the timestamp of the step, one [`CommunicationReport`] on every worker; none where a worker is alone.
     /// - Memory: on the optimizer thread, two events for each sum and each gather of a step. Without this operator they are let go.
     /// - Never blocks, and no device waits: times are read when the step's parameters are on their way. Only a worker that owns
@@ -76,7 +76,7 @@ impl<'scope> Measure<'scope> for StreamVec<'scope, u64, Ticket> {
         if scope.peers() == 1 {
             return Vec::new().to_stream(scope);
         }
-        // The last that is gathered: what is measured is behind it, and nothing of the step waits for it.
+        // The last bucket that is gathered: all measured work is behind it, and nothing of the step waits for it.
         let last = self.filter(|ticket| ticket.bucket == 0);
         thread.for_each(
             "Measure",

@@ -33,7 +33,7 @@ use crate::cluster::{Actor, Failure};
 
 const NO_STEP: GraphError = GraphError::Order { what: "a report", missing: "its step" };
 
-/// What an update did: the same on every worker.
+/// The figures of an update: the same on every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// Updates done, from 1.
@@ -78,9 +78,9 @@ impl<D: 'static> Addressed<D> {
     }
 }
 
-/// What [`Optimize`] needs besides the sums.
+/// The inputs of [`Optimize`] besides the sums.
 pub struct OptimizeInputs<'scope> {
-    /// What this worker's lanes will count, where that is told before they are computed.
+    /// Tokens that this worker's lanes will count, if they are told before they are computed.
     pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
@@ -89,9 +89,9 @@ pub struct OptimizeInputs<'scope> {
     pub taken: StreamVec<'scope, u64, Ticket>,
 }
 
-/// What [`Optimize`] gives.
+/// The output streams of [`Optimize`].
 pub struct OptimizeStreams<'scope> {
-    /// The buckets of which this worker has updated what it owns: for `gather` and `snapshot`.
+    /// The buckets of which this worker has updated its part: for `gather` and `snapshot`.
     pub updated: StreamVec<'scope, u64, Ticket>,
     /// One report a step on every worker, all the same.
     pub reports: StreamVec<'scope, u64, StepReport>,
@@ -99,17 +99,17 @@ pub struct OptimizeStreams<'scope> {
 
 /// Updates parameters.
 pub trait Optimize<'scope> {
-    /// Clips by the canonical norm and updates what this worker owns.
+    /// Clips by the canonical norm and updates this worker's part.
     ///
     /// # Contract
-    /// - Input: the buckets that are summed over all lanes, the losses of all lanes, and what they count where that is told before
+    /// - Input: the buckets that are summed over all lanes, the losses of all lanes, and their counted tokens where these are told before
     ///   (both exchanged here; of several workers means are formed as soon as it is known), and after a cut the buckets
     ///   whose state was taken.
     /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then a ticket for each bucket, in one order that
     ///   all workers have, the last that became final first.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
-    ///   squares in f64; the loss is a tree over lanes. None depends on which worker owns what.
-    /// - Memory: the optimizer thread holds masters, states and mean gradients of what is owned.
+    ///   squares in f64; the loss is a tree over lanes. None depends on the owners.
+    /// - Memory: the optimizer thread holds masters, states and mean gradients of this worker's part.
     /// - After a cut a bucket is updated again only once its state was taken.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.

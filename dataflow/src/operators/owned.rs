@@ -1,8 +1,8 @@
-//! What a worker owns (masters, states of the optimizer, sums of gradients), and the optimizer thread that keeps it.
+//! A worker's own state (masters, states of the optimizer, sums of gradients), and the optimizer thread that keeps it.
 //!
 //! Four operators have the thread do something and tell the next one by a [`Ticket`] when it is done, or enqueued on the
 //! device: [`reduce`](super::reduce), [`optimize`](super::optimize), [`gather`](super::gather) and
-//! [`snapshot`](super::snapshot). The thread does what it is told in order; it may wait for other workers, which an operator
+//! [`snapshot`](super::snapshot). The thread does its jobs in order; it may wait for other workers, which an operator
 //! must not.
 
 mod communication;
@@ -51,7 +51,7 @@ pub struct InitialState {
     pub states: Option<Vec<Arc<Vec<f32>>>>,
 }
 
-/// What an optimizer thread starts from.
+/// The state that an optimizer thread starts from.
 pub struct Optimizer<'a, B: Backend> {
     /// The device.
     pub backend: Arc<B>,
@@ -65,27 +65,27 @@ pub struct Optimizer<'a, B: Backend> {
     pub rule: ScheduledRule<B>,
 }
 
-/// What the optimizer thread is told.
+/// A job of the optimizer thread.
 pub(super) enum StateJob {
     /// Answer sums here.
     AnswerSums(Replies<Ticket>),
     /// Answer means and updates here.
     AnswerUpdates(Replies<UpdateReply>),
-    /// Answer what is gathered here.
+    /// Answer gathered buckets here.
     AnswerGathers(Replies<Ticket>),
     /// Answer snapshots here.
     AnswerSnapshots(Replies<SnapshotReply>),
-    /// Answer what communication took here.
+    /// Answer the cost of communication here.
     AnswerMeasures(Replies<CommunicationReport>),
-    /// Sum what this worker owns of a bucket over the lanes of a round; the last round's sum is answered.
+    /// Sum this worker's part of a bucket over the lanes of a round; the last round's sum is answered.
     Sum(Ready),
-    /// Form the mean gradient of what it owns of a bucket.
+    /// Form the mean gradient of this worker's part of a bucket.
     Mean { bucket: usize, tokens: u64 },
-    /// Update what it owns of a bucket.
+    /// Update this worker's part of a bucket.
     Update { bucket: usize, update: u64, coefficient: f32 },
-    /// Bring what other workers have updated of a bucket to this worker.
+    /// Bring the other workers' updated parts of a bucket to this worker.
     Gather(Ticket),
-    /// Say what communication took for a step that is over.
+    /// Tell the cost of communication in a step that is over.
     Measure(Ticket),
     /// Begin to copy all that it owns to memory of the host.
     Stage,
@@ -93,7 +93,7 @@ pub(super) enum StateJob {
     Snapshot { chunk: usize, part: StatePart },
 }
 
-/// What is answered for a step.
+/// An answer for a step.
 pub(super) trait OfStep: Send + 'static {
     /// The step, from 0.
     fn step(&self) -> u64;
@@ -111,16 +111,16 @@ impl OfStep for CommunicationReport {
     }
 }
 
-/// What is answered to `optimize`.
+/// An answer to `optimize`.
 #[derive(Debug, PartialEq)]
 pub(super) enum UpdateReply {
     /// The sums of squares of the mean gradients of some chunks.
     Squares(Vec<(usize, f64)>),
-    /// What this worker owns of a bucket is updated.
+    /// This worker's part of a bucket is updated.
     Updated { bucket: usize },
 }
 
-/// What is answered to `snapshot`.
+/// An answer to `snapshot`.
 #[derive(Debug, PartialEq)]
 pub(super) enum SnapshotReply {
     /// All that this worker owns is on its way to memory of the host.
@@ -152,7 +152,7 @@ impl OptimizerThread {
         scope: Scope<'_, u64>,
     ) -> Self {
         let (worker, workers) = (scope.index(), scope.peers());
-        // What rules may not have, the thread refuses.
+        // The thread refuses states that rules may not have.
         let states = optimizer.rule.rule.states();
         let states = &states[..states.len().min(MOST_STATES)];
         let arenas = Arc::new(StateArenas::new(optimizer.layout, states));
@@ -204,7 +204,7 @@ impl OptimizerThread {
         &self.owned
     }
 
-    /// Has the thread do `job` for each of `records`, and gives what it answers: one reply for each for which `is_answered`.
+    /// Has the thread do `job` for each of `records`, and gives its answers: one reply for each for which `is_answered`.
     pub(super) fn for_each<'scope, D: 'static, R: OfStep>(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What every operator of one training graph must know: how steps are cut, and which steps there are.
+//! The plan that all operators of one training graph share: how steps are cut, and which steps there are.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -20,13 +20,13 @@ use crate::batch::BatchPlan;
 pub struct TrainingPlan {
     /// How a step is cut.
     pub batch: BatchPlan,
-    /// What one worker updates by itself, at the least: chunks and owners are cut by it.
+    /// The unit that one worker updates by itself, at the least: chunks and owners are cut by it.
     pub unit: UpdateUnit,
     /// The parameter arena in chunks.
     pub chunks: ChunkPlan,
     /// Its chunks in buckets; never numerics.
     pub buckets: BucketPlan,
-    /// t, positions of each [`Sample`](tidemill_model::Sample): of tokens one less than these, and 1 of what is no sequence.
+    /// t, positions of each [`Sample`](tidemill_model::Sample): of tokens one less than these, and 1 of samples that are no sequence.
     pub positions: usize,
     /// The token that ends a document, where documents see nothing of each other.
     pub document_end: Option<u32>,
@@ -40,18 +40,18 @@ pub struct TrainingPlan {
     pub read_ahead_steps: NonZeroU64,
     /// Bytes of chunks that a worker may have on their way to other processes, and as many of snapshots; never numerics.
     pub window_bytes: usize,
-    /// Bytes of the host's memory that the copies of a cut may take, those of all workers together; half of what is free where
+    /// Bytes of the host's memory that the copies of a cut may take, those of all workers together; half of the free memory where
     /// it is not said. Never numerics: a run whose cuts find no room there waits for each to be written.
     pub staging_bytes: Option<usize>,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
-    /// What errors call the samples of a step; never numerics.
+    /// The names of a step's samples in errors; never numerics.
     pub sample_names: SampleNames,
     /// The same for those of an evaluation.
     pub evaluation_names: SampleNames,
 }
 
-/// What a worker owns of a bucket.
+/// A worker's part of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnedPart {
     /// Its chunks.
@@ -78,7 +78,7 @@ pub enum CheckpointCuts {
     Every(NonZeroU64),
 }
 
-/// What is evaluated: the first samples of another data set, in its canonical order, cut into grains as a step is; and behind them
+/// The samples of an evaluation: the first of another data set, in its canonical order, cut into grains as a step is; and behind them
 /// requests, each a sample and a grain of its own, of which the sum of the losses is told.
 ///
 /// A graph is given it together with where the samples come from, as an [`Evaluation`](super::evaluate::Evaluation).
@@ -154,7 +154,7 @@ impl TrainingPlan {
     }
 
     /// The same plan for rules of this `unit`, the arena of `layout` cut as a plan has it at first. Where every tensor has one owner,
-    /// chunks end where tensors do, which is numerics: they are what the norm of the gradient is summed by.
+    /// chunks end where tensors do, which is numerics: the norm of the gradient is summed by chunks.
     #[must_use]
     pub fn of_unit(self, layout: &Layout, unit: UpdateUnit) -> Self {
         Self { unit, ..self }.with_cuts(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS)
@@ -170,12 +170,12 @@ impl TrainingPlan {
         Self { chunks, buckets, ..self }
     }
 
-    /// What `worker` of `workers` owns, by bucket.
+    /// The parts that `worker` of `workers` owns, by bucket.
     pub(crate) fn owned(&self, worker: usize, workers: usize) -> Vec<OwnedPart> {
         owned(&self.chunks, &self.buckets.owners(&self.chunks, workers), worker)
     }
 
-    /// What `worker` of `workers` holds of the parameters of `layout`, which `holders` hold: what its counterparts own.
+    /// The parameters of `layout` that `worker` of `workers` holds, where `holders` hold all: its counterparts own them.
     pub(crate) fn held<B: Backend>(
         &self,
         layout: &Layout,
@@ -202,7 +202,7 @@ impl TrainingPlan {
     }
 }
 
-/// What `worker` owns by bucket, where `owners` are those of the buckets.
+/// The parts that `worker` owns, by bucket, where `owners` are those of the buckets.
 pub(crate) fn owned(chunks: &ChunkPlan, owners: &[BucketOwners], worker: usize) -> Vec<OwnedPart> {
     let part = |owners: &BucketOwners| OwnedPart {
         chunks: owners.chunks(worker),

@@ -7,14 +7,14 @@ use super::ticket::{Ready, Ticket};
 
 /// Sums gradients over all lanes.
 pub trait Reduce<'scope> {
-    /// The sums of what this worker owns.
+    /// The sums of this worker's part.
     ///
     /// # Contract
     /// - Input: the buckets whose gradients this worker has summed over its own lanes of a round, in the order in which every worker
     ///   has them.
-    /// - Output: a ticket for each bucket at the same times. What this worker owns of it is then summed over all lanes, in tree
+    /// - Output: a ticket for each bucket at the same times. This worker's part of it is then summed over all lanes, in tree
     ///   order, or enqueued on its device to be.
-    /// - Memory: on the optimizer thread, the sums of what is owned; what the [`Communicator`] needs to move them.
+    /// - Memory: on the optimizer thread, the sums of this worker's part; the buffers that the [`Communicator`] needs to move them.
     /// - Never blocks: the optimizer thread waits for other workers.
     /// - Failure: lanes that are missing or come twice, or a worker that is gone, abort the run.
     ///

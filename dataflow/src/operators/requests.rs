@@ -1,4 +1,4 @@
-//! What was asked of a decoder, and comes in the order in which it was asked for.
+//! Requests to a decoder, and their answers in the order of the requests.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use tidemill_streaming_data::reader::Reader;
 
 use super::samples::Wake;
 
-/// Opens a reader of positions, which calls what it is given.
+/// Opens a reader of positions, which calls the given waker.
 type Open<T> = Box<dyn Fn(Range<u64>, Wake) -> Reader<T>>;
 
 /// A reader for each request that is not exhausted, in order.
@@ -31,12 +31,12 @@ impl<T> Requests<T> {
         self.wake = wake;
     }
 
-    /// Asks for what is at `positions`.
+    /// Asks for the items at `positions`.
     pub(crate) fn push(&mut self, positions: Range<u64>) {
         self.readers.push_back((self.open)(positions, Arc::clone(&self.wake)));
     }
 
-    /// The next of what was asked for, where it is decoded. Never blocks.
+    /// The next item that was asked for, if it is decoded. Never blocks.
     ///
     /// # Errors
     /// That of its reader.

@@ -1,4 +1,4 @@
-//! Where samples come from, in words: what an error says of positions.
+//! Where samples come from, in words: the names of positions in errors.
 //!
 //! Operators know a sample by its position in the canonical order; which row of which file that is only its source knows.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// As many samples are named; of more, how many there are.
 const MOST_NAMED: usize = 8;
 
-/// What a sample is to its user.
+/// The name of a sample to its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleName {
     /// The file or object that holds it.

@@ -17,7 +17,7 @@ use super::plan::TrainingPlan;
 use crate::cluster::progress;
 use crate::cluster::{Abort, Actor, Failure};
 
-/// Consecutive samples of one lane: what gradients are formed over. Grains stay on their worker.
+/// Consecutive samples of one lane, over which gradients are formed. Grains stay on their worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grain<S = Tokens> {
     /// The step, from 0: updates done before it. For an evaluation, updates done.
@@ -30,12 +30,12 @@ pub struct Grain<S = Tokens> {
     pub samples: Vec<S>,
 }
 
-/// What a [`SampleSource`] calls, from any thread, when it may have more samples.
+/// The function that a [`SampleSource`] calls, from any thread, when it may have more samples.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Samples by their position in the endless canonical order, decoded ahead by someone else.
 pub trait SampleSource: 'static {
-    /// What the model is trained on.
+    /// The kind of sample that the model is trained on.
     type Sample: Sample;
 
     /// Asks for the samples at `positions` after those asked for before. Returns at once; what was asked for

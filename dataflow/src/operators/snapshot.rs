@@ -26,9 +26,9 @@ use crate::state_arenas::StateArenas;
 
 const NO_CUT: GraphError = GraphError::Order { what: "a snapshot", missing: "its cut" };
 
-/// What [`Snapshot`] gives.
+/// The output streams of [`Snapshot`].
 pub struct SnapshotStreams<'scope> {
-    /// The state of what this worker owns: for `checkpoint`, which brings it to its writers.
+    /// The state of this worker's part: for `checkpoint`, which brings it to its writers.
     pub state: Stream<'scope, u64, Chunk>,
     /// The buckets whose state was taken: for `optimize`, through a feedback.
     pub taken: StreamVec<'scope, u64, Ticket>,
@@ -36,7 +36,7 @@ pub struct SnapshotStreams<'scope> {
 
 /// Copies state.
 pub trait Snapshot<'scope> {
-    /// The state of what this worker owns after the updates that `plan.is_cut` says.
+    /// The state of this worker's part after the updates that `plan.is_cut` says.
     ///
     /// # Contract
     /// - Input: the buckets that are updated, this worker's reports, and credit for state, through a feedback.
@@ -83,7 +83,7 @@ pub trait Snapshot<'scope> {
     ) -> SnapshotStreams<'scope>;
 }
 
-/// What happens next to the cuts of a worker.
+/// The order of a worker's cuts.
 struct SnapshotSchedule {
     plan: Arc<TrainingPlan>,
     staging: Staging,
@@ -158,7 +158,7 @@ impl SnapshotSchedule {
         }
     }
 
-    /// What this worker owns of a bucket is updated.
+    /// This worker's part of a bucket is updated.
     fn updated(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Ticket { step, bucket } = ticket;
         let bucket = bucket as usize;
@@ -208,7 +208,7 @@ impl SnapshotSchedule {
         Some(StateJob::Stage)
     }
 
-    /// The buckets whose state was taken since: what is told of them comes behind the jobs that were handed out.
+    /// The buckets whose state was taken since: their message comes behind the jobs that were handed out.
     fn taken(&mut self) -> Vec<Ticket> {
         while let Some(&(after, ticket)) = self.taken_after.front()
             && after <= self.handed_out

@@ -37,7 +37,7 @@ impl SpentTime {
     }
 }
 
-/// What gathering parameters block by block took on a device thread.
+/// The time that gathering parameters block by block took on a device thread.
 pub(super) struct GatheredBlocks<B: Backend> {
     /// Bytes that came from other workers.
     pub(super) bytes: u64,

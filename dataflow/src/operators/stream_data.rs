@@ -22,7 +22,7 @@ use timely::progress::Antichain;
 
 use super::Wake;
 
-/// What has a place in the canonical order.
+/// An item that has a place in the canonical order.
 pub trait Positioned {
     /// Its first position.
     fn position(&self) -> u64;
@@ -93,7 +93,7 @@ pub trait StreamData<'scope> {
     /// # Contract
     /// - Output: items in canonical order at the timestamps of their steps, from the first step of the plan to the
     ///   last. An error is the last item at its place; after it the stream ends.
-    /// - Input: nothing of `progress` is read but its frontier, which says what is done: make it of
+    /// - Input: nothing of `progress` is read but its frontier, which says which steps are done: make it of
     ///   `scope.feedback(1)` and close the loop behind whatever shall bound the stream. It has no path to the output.
     /// - Memory: items of at most `read_ahead_steps` steps that are not done are in the dataflow. Beyond that the
     ///   reader decodes ahead within the memory of its decoder.

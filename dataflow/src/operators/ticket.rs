@@ -1,18 +1,18 @@
-//! What operators of one worker tell each other of state that stays on the device.
+//! Messages between operators of one worker about state that stays on the device.
 
 use tidemill_collective::communicator::Key;
 
-/// What a worker has computed of a bucket in a round of its lanes is final, or enqueued to be.
+/// A worker's sums of a bucket in a round of its lanes are final, or enqueued to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// What it is of.
+    /// The step and bucket.
     pub ticket: Ticket,
     /// The round, as the run's [`LaneSchedule`](tidemill_collective::LaneSchedule) has them.
     pub round: u32,
 }
 
 impl Ready {
-    /// What communicators call it.
+    /// The key by which communicators know the sums.
     pub(super) fn key(self) -> Key {
         Key { round: self.round, ..Key::new(self.ticket.step, self.ticket.bucket) }
     }

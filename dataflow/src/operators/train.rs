@@ -29,7 +29,7 @@ use super::ticket::Ticket;
 use crate::cluster::{Abort, Actor};
 use crate::device::Connection;
 
-/// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
+/// The start of each loop of a training graph. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
     /// Buckets whose parameters are present after each update: for `forward_backward`.
     pub present: StreamVec<'scope, u64, Ticket>,
@@ -73,7 +73,7 @@ impl<'scope> TrainingLoop<'scope> {
     }
 }
 
-/// What flows into the ends of the loops.
+/// The streams that end the loops.
 pub struct LoopEnds<'scope> {
     /// Of `gather`.
     pub present: StreamVec<'scope, u64, Ticket>,
@@ -98,19 +98,19 @@ impl<'scope> TrainingLoops<'scope> {
     }
 }
 
-/// What a training graph is made of, on one worker.
+/// The parts of a training graph on one worker.
 pub struct Training<B: Backend, M> {
     /// How steps are cut and which there are: the same on every worker.
     pub plan: Arc<TrainingPlan>,
     /// The device of this worker.
     pub backend: Arc<B>,
-    /// What is trained.
+    /// The model that is trained.
     pub model: Arc<M>,
     /// Parameters and states of the optimizer after `plan.first_step` updates.
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: ScheduledRule<B>,
-    /// What connects this worker with the others; none where it is alone. See [`Communicators`](crate::device::Communicators).
+    /// The connection of this worker with the others; `None` if it is alone. See [`Communicators`](crate::device::Communicators).
     pub connection: Option<Connection<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
@@ -120,11 +120,11 @@ pub struct Training<B: Backend, M> {
     pub abort: Abort,
 }
 
-/// What a training graph gives.
+/// The output streams of a training graph.
 pub struct TrainingStreams<'scope> {
     /// One report a step, on every worker.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// What communication took of this worker, for each step; nothing where it is alone.
+    /// The cost of this worker's communication, for each step; nothing if it is alone.
     pub communication: StreamVec<'scope, u64, CommunicationReport>,
     /// Every complete checkpoint, on worker 0.
     pub checkpoints: StreamVec<'scope, u64, CheckpointDone>,

@@ -44,7 +44,7 @@ pub(super) struct Hold {
 
 impl Hold {
     /// Creates `folder` where it is missing and takes hold of it, as soon as another lets go but no later than `patience`.
-    /// `shown` is what errors call the folder.
+    /// `shown` is the folder's name in errors.
     ///
     /// # Errors
     /// A folder or file that cannot be made or locked, or [`JobError::RunFolderInUse`].
@@ -81,7 +81,7 @@ impl Hold {
         }
     }
 
-    /// What the file says in this hold, and in no other.
+    /// The token of this hold, which no other hold has.
     pub(super) fn token(&self) -> &str {
         &self.token
     }
@@ -113,7 +113,7 @@ fn sign(mut lock: &File, token: &str) -> std::io::Result<()> {
     lock.set_len(0)?;
     lock.rewind()?;
     lock.write_all(format!("{name}\n{token}\n").as_bytes())?;
-    // Another machine is shown what its server has.
+    // Another machine is shown the server's content.
     lock.sync_data()
 }
 

@@ -1,4 +1,4 @@
-//! A run folder in a store: which run it belongs to, and what goes there and comes back.
+//! A run folder in a store: the run that it belongs to, and the files that go there and come back.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -80,7 +80,7 @@ impl RemoteRun {
         self.with_held(|held| self.put_bytes(held, name, text.as_bytes().to_vec()))
     }
 
-    /// What the latest checkpoint says of the run, and its URL.
+    /// The state of the run in the latest checkpoint, and its URL.
     pub fn peek(&self) -> Result<Option<(PathBuf, TrainerState)>> {
         self.checkpoints().latest_state()
     }
@@ -142,7 +142,7 @@ impl RemoteRun {
     /// Puts a checkpoint into the record, in which `keep` stay. The names of what can be removed then: of checkpoints that
     /// no longer count, and of others that runs left behind.
     fn make_count(&self, held: &mut Held, name: &str, keep: usize) -> Result<Vec<String>> {
-        // What is there before the record is put is of runs that claimed the folder earlier: their records are gone.
+        // Records that are there before ours is put belong to runs that claimed the folder earlier: they are gone.
         let there = self.checkpoints().folders()?;
         let mut record = held.record.clone();
         record.checkpoints.push(name.to_owned());

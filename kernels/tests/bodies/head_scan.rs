@@ -43,7 +43,7 @@ fn check<B: Backend<Activation: Number>>(
     // A state sums the whole sample, an output the states, a parameter's gradient the grain and the channels of its head.
     let terms = shape.states() * shape.grains().rows_per_grain();
     // Backends of bf16 split states, weights and gradients in two bf16, which misses each factor of a term by 2^-18.
-    let of_factors = if B::Activation::ROUNDING > 0.0 { 4.0 * 2_f64.powi(-18) } else { 0.0 };
+    let of_factors = if B::Activation::ROUNDING > 0.0 { 8.0 * 2_f64.powi(-18) } else { 0.0 };
     let of_sums = tolerance::<f32>(terms).beside(of_factors);
     assert_close(&format!("{label} out"), &results.out, &expected, of_sums);
     transcript.record(label, &results.out);

@@ -8,7 +8,7 @@
 //! Processes share no memory: a process that uses a file holds a lock on the file itself, which the
 //! kernel releases when the process ends, however it ends.
 //!
-//! | file | lock held | what it means |
+//! | file | lock held | meaning |
 //! |---|---|---|
 //! | `tidemill-<key>-<bytes>.shard` | shared | the shard is being read, and is not dropped |
 //! | `tidemill-<key>-<bytes>.<process>-<n>.part` | exclusive | the shard is being downloaded |
@@ -266,7 +266,7 @@ impl ShardCache {
     }
 
     /// Verifies a complete part file and renames it to its shard; of a wrong one, removes the part file and
-    /// answers what is wrong.
+    /// answers the fault.
     pub(crate) fn complete(
         &self,
         mut part: Box<Part>,

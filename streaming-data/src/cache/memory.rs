@@ -1,8 +1,8 @@
 //! A cache that is bounded in bytes and loads each value once for all threads.
 //!
 //! Shuffled samples come from a few row groups at a time, which several threads want at once.
-//! Decoding a row group once and keeping it until the window has passed is what makes a window
-//! shuffle cheap; the bound is what makes a full shuffle of a huge data set possible.
+//! Decoding a row group once and keeping it until the window has passed makes a window
+//! shuffle cheap; the bound makes a full shuffle of a huge data set possible.
 //!
 //! Contract: a value is loaded by the thread that misses it, outside of the lock, while others
 //! that want the same value wait for it; when the load fails or panics the next waiter tries

@@ -27,7 +27,7 @@ impl Need {
         self.bytes
     }
 
-    /// Refuses a limit that cannot work, given what the other streams of the process need.
+    /// Refuses a limit that cannot work, given the needs of the other streams of the process.
     pub(super) fn check(
         &self,
         limit_bytes: u64,

@@ -1,7 +1,7 @@
 //! The prefetchers of this process that share a cache.
 //!
 //! The parts of a mixture, and a run's training and evaluation, have a prefetcher each. One of them must
-//! not evict a shard that another needs next, and the limit must hold what all of them need at once.
+//! not evict a shard that another needs next, and the limit must hold the shards that all of them need at once.
 
 use std::{
     collections::HashMap,

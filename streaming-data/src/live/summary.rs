@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::prepare::{Dedup, FilterReport, FilterSettings, Signature, Signer, judge};
 
-/// What is known of a text once it is gone: a pure function of the text and the settings of a [`Judge`].
+/// The summary of a text that is kept once the text is gone: a pure function of the text and the settings of a [`Judge`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Summary {
     /// The first rule of the filters that it breaks, as `table.key`.
@@ -32,7 +32,7 @@ impl Judge {
         Self { filters, dedup, signer: Signer::default() }
     }
 
-    /// The summary of a text. Duplicates are looked for in what the filters leave of it, as `prepare` does.
+    /// The summary of a text. Duplicates are looked for in the text that filters leave, as `prepare` does.
     pub fn summary(&mut self, text: &str) -> Summary {
         let mut report = FilterReport::default();
         let Some(left) = judge(self.filters.sets(), text, &mut report) else {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Moment, Summary};
 
-/// What becomes of a document.
+/// The verdict on a document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Verdict {
     /// It is the first in each of its buckets.

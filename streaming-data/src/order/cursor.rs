@@ -1,7 +1,7 @@
 //! Where a stream is, and whether another stream may go on from there.
 //!
 //! The canonical order is a function of position, so a position is the whole state: a cursor is
-//! that number and what the function depends on. It is the same for any number of workers.
+//! that number and the inputs of the function. It is the same for any number of workers.
 //!
 //! A stream may move on to a newer version of its data set: from the position of a [`Move`] on it holds the
 //! samples of another stream, which begins there.

@@ -123,7 +123,7 @@ impl Node {
     /// How many of the places before this one are the first child's, and whether this one is.
     fn split(&self, place: u64) -> (u64, bool) {
         let (first, count) = (u128::from(self.first_count), u128::from(self.count));
-        // Below 2^64 times 2^64, less what the sum could carry: a place is below the count.
+        // Below 2^64 times 2^64, less the carry of the sum: a place is below the count.
         let scaled = u128::from(place) * first + count / 2;
         ((scaled / count) as u64, scaled % count + first >= count)
     }

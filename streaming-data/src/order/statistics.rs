@@ -1,4 +1,4 @@
-//! Order statistics: how well an order mixes, and what reading it costs, to choose one before a run.
+//! Order statistics: how well an order mixes, and the cost of reading it, to choose one before a run.
 //!
 //! **Mixing.** Samples that are stored close together are often alike: one site, one language, one
 //! year. A batch of samples that were stored side by side says little more than one of them. The

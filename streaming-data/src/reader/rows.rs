@@ -113,7 +113,7 @@ impl TableRows {
     }
 }
 
-/// Batches that may wait, by what a row takes according to the footer of the first shard.
+/// Batches that may wait, by the bytes of a row according to the footer of the first shard.
 fn batches(table: &Table, footer: &Footer, batch_rows: usize, waiting_bytes: usize) -> usize {
     let row_bytes = usize::try_from(footer.row_bytes(table.schema())).unwrap_or(usize::MAX).max(1);
     (waiting_bytes / row_bytes.saturating_mul(batch_rows)).clamp(1, 1024)

@@ -73,7 +73,7 @@ pub(super) enum IfBusy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     Made,
-    /// Another thread decodes what the batch needs; `loads` is [`Work::loads`] from before the check.
+    /// Another thread decodes the pages that the batch needs; `loads` is [`Work::loads`] from before the check.
     Waits {
         loads: u64,
     },
@@ -100,7 +100,7 @@ pub(super) struct WorkerPool<W: Work> {
     ready: Condvar,
     /// The serial number of the oldest deferred batch, and [`Work::loads`] from before it was deferred;
     /// `u64::MAX` where there is none. Both are hints, read without the lock: a thread that
-    /// reads a mixed pair yields needlessly or one piece too late, and the lock decides what is resumed.
+    /// reads a mixed pair yields needlessly or one piece too late, and the lock decides which batch is resumed.
     oldest: AtomicU64,
     oldest_loads: AtomicU64,
 }

@@ -46,7 +46,7 @@ impl Chunk {
         Ok(Chunk { start, bytes, file_bytes })
     }
 
-    /// Reads what a column of a row group begins with, which must lie within the file; no hash is
+    /// Reads the start of a column of a row group, which must lie within the file; no hash is
     /// known of that alone.
     pub(super) fn read_begin(file: &ShardFile, range: Range<u64>) -> Result<Chunk, DataError> {
         check_within(file, &range)?;

@@ -27,7 +27,7 @@ use crate::{cache::memory::Weigh, error::DataError};
 const SLICE_BYTES: u64 = 4 << 20;
 
 /// Most rows of a slice with texts of which the footer does not tell how long they are: pages state
-/// the sizes of what they are encoded to, and a text that comes again is encoded to nearly nothing.
+/// their encoded sizes, and a text that comes again is encoded to nearly nothing.
 const UNKNOWN_ROWS: u64 = 4096;
 
 /// Rows of a row group, one slice after the other.

@@ -11,8 +11,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `header` | what the header of a page says |
-//! | `levels` | runs and packed values; what levels must be |
+//! | `header` | the header of a page |
+//! | `levels` | runs and packed values; the levels of a valid page |
 //! | `values` | tokens of PLAIN pages and of dictionaries |
 //! | `decompress` | pages out of their compression |
 

@@ -10,7 +10,7 @@ const NARROW_LAST: u32 = u16::MAX as u32;
 
 /// Consecutive tokens of one row group.
 ///
-/// Two bytes a token until one needs more: it halves what a window costs in memory, whether or not
+/// Two bytes a token until one needs more: it halves the memory of a window, whether or not
 /// it is known how large the vocabulary is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DecodedTokens {
@@ -240,7 +240,7 @@ mod tests {
             let mut decoded = no_tokens(None);
             decoded.append([1_i64, 2, 3, 4].into_iter()).unwrap();
             decoded.append([last].into_iter()).unwrap();
-            // What follows is as wide as it must be, and no narrower than what is there.
+            // The numbers behind are as wide as they must be, and no narrower than those that are there.
             decoded.append([6_u8].into_iter()).unwrap();
             assert_eq!(decoded.weight_bytes(), size_of::<DecodedTokens>() + 6 * token_bytes);
             let copy = |decoded: &DecodedTokens, places| {

@@ -1,6 +1,6 @@
 //! Stores, in a build that speaks to none: there is no [`RemoteFolder`], and so there is nothing to do with one.
 //!
-//! What reads and writes folders of both kinds is the same in every build. Here the remote kind has no values, which the compiler
+//! Code for folders of both kinds is the same in every build. Here the remote kind has no values, which the compiler
 //! knows.
 
 use std::{convert::Infallible, fs::File, ops::Range, path::Path, time::Duration};

@@ -1,4 +1,4 @@
-//! What an error of `object_store` means.
+//! The meaning of an error of `object_store`.
 
 use std::error::Error;
 

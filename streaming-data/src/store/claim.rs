@@ -49,7 +49,7 @@ impl RemoteFolder {
         self.wait(operation.url(), async move { operation.find().await })
     }
 
-    /// Claims the folder: puts `content`, which no other writer puts, in place of what was found, or where
+    /// Claims the folder: puts `content`, which no other writer puts, in place of the object that was found, or where
     /// nothing was. None where something else is there by now.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl RemoteFolder {
     }
 
     /// Writes a whole object that other writers of the folder write too, over theirs, unless the claim is
-    /// another's. It never takes the place of what a later claim's writer put.
+    /// another's. It never takes the place of a later claim's object.
     ///
     /// # Errors
     /// As [`RemoteFolder::put`]; it may be there all the same, or may still arrive.
@@ -128,7 +128,7 @@ impl RemoteFolder {
         loop {
             let operation = self.operation("read", name);
             let seen = self.wait(operation.url(), async move { operation.see().await })?;
-            // In this order: a writer that claims later writes later than what was just seen.
+            // In this order: a writer that claims later writes later than the object that was just seen.
             if !self.is_claimed_by(claim)? {
                 return Ok(Claimed::Others);
             }

@@ -19,7 +19,7 @@ pub(super) fn open(
 ) -> Result<(Arc<dyn ObjectStore>, Path), StoreFailure> {
     let (scheme, path) = ObjectStoreScheme::parse(url).map_err(object_store::Error::from)?;
     let retry = RetryConfig {
-        // Of what is read the attempts are ours: they know of bodies that stop.
+        // Attempts to read are ours: they know of bodies that stop.
         max_retries: retries,
         retry_timeout: settings.progress_deadline,
         ..RetryConfig::default()

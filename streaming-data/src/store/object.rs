@@ -1,4 +1,4 @@
-//! What is known of an object without reading it.
+//! Facts about an object that are known without reading it.
 
 use std::time::SystemTime;
 

@@ -1,6 +1,6 @@
 //! A folder of a remote store.
 //!
-//! Callers wait; what they wait for is an [`Operation`], which runs on the threads of
+//! Callers wait for an [`Operation`], which runs on the threads of
 //! [`super::runtime`].
 
 use std::{

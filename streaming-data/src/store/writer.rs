@@ -1,4 +1,4 @@
-//! What tells the writers of a folder apart.
+//! The mark that tells the writers of a folder apart.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -23,7 +23,7 @@ pub fn byte_char(byte: u8) -> char {
 ///
 /// Every two tokens that stand side by side in a word are a pair. What is merged next is the pair that occurs most often in all words; of
 /// several the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of the
-/// characters that stand for them, then what was merged, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
+/// characters that stand for them, then the merged pairs, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BytePairs {
     tokens: Vec<Vec<u8>>,

@@ -13,7 +13,7 @@ enum Kind {
     Other,
 }
 
-/// The words of a text, which together are all of it: what this expression matches, one after the other.
+/// The words of a text, which together are all of it: the matches of this expression, one after the other.
 ///
 /// ```text
 /// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+

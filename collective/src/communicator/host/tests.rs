@@ -1,4 +1,4 @@
-//! What comes from another process and is not what it has to be is an error that names it. Timely carries it from a worker that
+//! A wrong chunk from another process is an error that names that process. Timely carries the chunk from a worker that
 //! sends what the test says.
 
 use std::num::NonZeroUsize;
@@ -54,7 +54,7 @@ fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: ArrivalKind) -> Result<()> {
     Ok(())
 }
 
-/// What rank 0 says where rank 1 sends `chunks`, and nothing else comes; each is on a host of its own.
+/// The error of rank 0 if rank 1 sends `chunks`, and nothing else comes; each is on a host of its own.
 fn said(what: ArrivalKind, chunks: Vec<Chunk>) -> String {
     said_on(&Topology::of_groups(processes()).unwrap(), what, chunks)
 }
@@ -109,7 +109,7 @@ fn said_on(topology: &Topology, what: ArrivalKind, chunks: Vec<Chunk>) -> String
     answered.expect_err("what came is wrong").to_string()
 }
 
-/// Piece `piece` of what `source` has to send, of so many elements.
+/// Piece `piece` of `source`'s values, of so many elements.
 fn chunk(what: ArrivalKind, source: u32, piece: u32, elements: usize) -> Chunk {
     let (part, node) = match what {
         ArrivalKind::Sums => {
@@ -202,7 +202,7 @@ fn a_chunk_of_a_rank_that_has_nothing_to_send_is_named() {
     assert_eq!(said(ArrivalKind::Sums, vec![other_use]), posted(1, "the sums", wrong));
 }
 
-/// Rank 0 and rank 1 are of one host: rank 0 sums for rank 2, which is of another, and passes on what that has updated.
+/// Rank 0 and rank 1 are of one host: rank 0 sums for rank 2, which is of another, and passes on that rank's updates.
 #[test]
 fn a_chunk_that_a_relay_has_not_to_get_is_named() {
     let topology = Topology::new(processes(), vec![0..2, 2..3]).unwrap();
@@ -233,7 +233,7 @@ fn a_chunk_that_a_relay_has_not_to_get_is_named() {
         .collect();
     all.extend([good.clone(), good]);
     assert_eq!(said(ArrivalKind::Sums, all), posted(1, sums, "after all of it had come"));
-    // What rank 2 has updated comes from rank 2 alone.
+    // The updates of rank 2 come from rank 2 alone.
     let passed_on = with(&chunk(ArrivalKind::Update, 2, 0, 100), |header| header.source = 1);
     assert_eq!(said(ArrivalKind::Update, vec![passed_on]), posted(1, update, foreign));
     let whole = chunk(ArrivalKind::Update, 2, 0, 100);

@@ -99,7 +99,7 @@ impl<B: Backend> Host<B> {
     fn pass_on_update(&self, chunk: &Chunk) -> Result<()> {
         let header = *chunk.header()?;
         let is_for_host = self.topology.host_of(header.source as usize) != self.host;
-        // Where the members of a group read what one of them receives, that one passes it on.
+        // Where the members of a group read the chunks that one of them receives, that one passes them on.
         if !is_for_host || header.destination as usize != self.rank {
             return Ok(());
         }

@@ -1,12 +1,12 @@
-//! `tidemill bench collective`: how fast sums are formed where they are owned, and what is there is brought to every worker, by
+//! `tidemill bench collective`: how fast sums are formed at their owners, and owned values are brought to every worker, by
 //! the size of a bucket.
 //!
-//! Each worker has an arena, and owns its range of every bucket. What is measured is what training does between a backward pass
+//! Each worker has an arena, and owns its range of every bucket. The measured work is that of training between a backward pass
 //! and the next step, through the same communicator. A rate is what a worker receives from the others a second. Every sum and
-//! every gathered element of the last round is compared to the bit with what the host adds along the canonical tree, so that no
+//! every gathered element of the last round is compared to the bit with the host's sum along the canonical tree, so that no
 //! rate is printed of something wrong.
 //!
-//! Where workers have GPUs and NCCL is there, what that does alone ([`library`]) is measured beside it by turns, and compared
+//! Where workers have GPUs and NCCL is there, NCCL alone ([`library`]) is measured beside it by turns, and compared
 //! within rounding: training never uses its sums.
 
 mod arena;
@@ -40,16 +40,16 @@ use crate::memory::available_bytes;
 use crate::operators::GraphError;
 use crate::parallel::Sharding;
 
-/// More workers than any machine has places for: beyond, threads are what is measured.
+/// More workers than any machine has places for: beyond, threads would be measured.
 const MOST_WORKERS: usize = 256;
 /// MiB of the buckets where a command does not say, as far as the arena has as much.
 const BUCKETS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Memory of a device that other things than arenas take.
 const SPARE_BYTES: usize = 64 << 20;
-/// About what a library of collectives takes of it for a group.
+/// About the part of it that a library of collectives takes for a group.
 const LIBRARY_BYTES: usize = 512 << 20;
 
-/// What follows of a library that is not there, or that workers cannot use.
+/// The consequence of a library that is missing or that workers cannot use.
 const NOT_MEASURED: &str = "what NCCL does alone is not measured beside ours";
 
 /// Flags of `tidemill bench collective`.
@@ -61,7 +61,7 @@ pub(crate) struct CollectiveBench {
     #[command(flatten)]
     backend: BackendArgument,
     /// MiB of fp32 that every worker has, and that are summed and gathered; by default 1024 in the memory of GPUs and 256 in
-    /// the host's, or what there is room for.
+    /// the host's, or as much as there is room for.
     #[arg(long, value_name = "MIB")]
     megabytes: Option<NonZeroUsize>,
     /// MiB of the buckets; by default 1,4,16,64,256, as far as the arena has as much.
@@ -79,7 +79,7 @@ pub(crate) struct CollectiveBench {
     format: Format,
 }
 
-/// What is exchanged.
+/// The buffers that workers exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sizes {
     arena_mebibytes: usize,
@@ -142,7 +142,7 @@ fn default_rounds(memory: MemoryPlace) -> NonZeroU64 {
 struct Room {
     /// The arena where a command does not say.
     default_mebibytes: usize,
-    /// What a worker's may have at most.
+    /// The most that a buffer of a worker may have.
     most_mebibytes: usize,
     workers: usize,
 }

@@ -49,7 +49,7 @@ pub(crate) struct DataBench {
     /// The folder in which shards of a remote data set are kept.
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// What that folder may hold.
+    /// The most bytes that the folder may hold.
     #[arg(long, value_name = "BYTES")]
     cache_limit_bytes: Option<u64>,
     /// How long to read for.
@@ -73,7 +73,7 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was read, and how fast.
+/// How much was read, and how fast.
 struct Measured {
     /// `samples` or `rows`.
     what: &'static str,

@@ -29,10 +29,10 @@ use crate::cli::output::{note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
 
-/// What a result of earlier has been measured with.
+/// The keys that must agree with those of an earlier result.
 const MEASURED: [&str; 7] =
     ["preset", "against", "prompt_tokens", "new_tokens", "batches", "threads", "DeviceArguments"];
-/// What is drawn: beyond lie only numbers that nothing measured, and the ends of what axes can show.
+/// The numbers that are drawn: beyond lie only numbers that nothing measured, and the limits of axes.
 const DRAWN: RangeInclusive<f64> = 1e-12..=1e12;
 
 /// Flags of `tidemill bench generate`.
@@ -83,7 +83,7 @@ struct Report {
     models: Vec<ModelReport>,
 }
 
-/// What was measured of one model.
+/// The measurements of one model.
 #[derive(Debug, Deserialize, Serialize)]
 struct ModelReport {
     preset: String,
@@ -91,7 +91,7 @@ struct ModelReport {
     rows: Vec<Row>,
 }
 
-/// What was measured at one batch size.
+/// The measurements at one batch size.
 #[derive(Debug, Deserialize, Serialize)]
 struct Row {
     batch: usize,

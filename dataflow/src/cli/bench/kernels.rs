@@ -85,7 +85,7 @@ impl SequenceSize {
         (self.inner / 2).max(1)
     }
 
-    /// What fills a device: the shape that scans are compared at, then microbatches of Mamba 1.4B. On a host, a small model's.
+    /// Shapes that fill a device: the shape that scans are compared at, then microbatches of Mamba 1.4B. On a host, a small model's.
     fn defaults(place: MemoryPlace) -> Vec<Self> {
         let size = |samples, positions, inner| Self { samples, positions, inner, states: 16 };
         match place {
@@ -157,7 +157,7 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 24] {
     ]
 }
 
-/// What help says of `--kernel`.
+/// The help of `--kernel`.
 fn kernels_help() -> String {
     let names = families::<Cpu>().map(|(name, _)| name).join(", ");
     format!("Kernels whose names contain one of these words; all by default: {names}")

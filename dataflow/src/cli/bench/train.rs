@@ -1,7 +1,7 @@
 //! `tidemill bench train`: tokens a second through the whole graph, on made-up tokens.
 //!
 //! Workers are threads of this process, of several that are started here, or of a cluster's, as those of `tidemill train` are.
-//! What is printed is what worker 0 sees, which is one of process 0: a step is a step of all workers.
+//! Worker 0, one of process 0, measures for all: a step is a step of all workers.
 
 mod outcome;
 
@@ -67,7 +67,7 @@ pub(crate) struct TrainBench {
     /// Grains in flight on a worker.
     #[arg(long, value_name = "N", default_value_t = 4)]
     microbatch_grains: usize,
-    /// What workers share out in place of holding it each.
+    /// The state that workers share out, in place of holding all of it each.
     #[arg(long, value_enum, default_value = "optimizer")]
     shard: ShardChoice,
     /// Compute threads of a CPU worker.
@@ -141,7 +141,7 @@ impl TrainBench {
         Ok(Blueprint::new(&config)?)
     }
 
-    /// What to do where devices have no room: `more` of them, where that would do, or what needs less of each.
+    /// Ways to make room on devices: `more` of them, if that would do, or settings that need less of each.
     fn smaller(&self, cut: &BatchPlan, more: Option<String>) -> Vec<String> {
         let lower = match cut.microbatch_grains() {
             1 => "lower --seq-len, or use a smaller --preset".to_owned(),
@@ -150,7 +150,7 @@ impl TrainBench {
         more.into_iter().chain([lower]).collect()
     }
 
-    /// What must be equal in all processes, by flag.
+    /// Settings that must be equal in all processes, by flag.
     fn identity(&self, cut: &BatchPlan) -> impl Iterator<Item = (String, String)> {
         let vocab_size = self.vocab_size.map_or("the preset's".to_owned(), |size| size.to_string());
         let flags = [
@@ -222,19 +222,19 @@ impl WithBackend for Measurement<'_> {
     }
 }
 
-/// What one worker saw.
+/// The measurements of one worker.
 #[derive(Default)]
 struct Seen {
     /// Reports, and when they came.
     reports: Vec<(StepReport, Instant)>,
-    /// What memory of the worker's device was free at the last.
+    /// Free memory of the worker's device at the last step.
     free_bytes: Option<usize>,
     /// Device time of the last step by kernel, where it was asked for.
     profile: Vec<KernelTime>,
 }
 
 impl Seen {
-    /// What the last step leaves to be seen on its device.
+    /// Records the state that the last step leaves on its device.
     fn look_at<B: Backend>(&mut self, backend: &B, profiled: bool) -> Result<(), KernelError> {
         self.free_bytes = backend.free_memory_bytes()?;
         if profiled {
@@ -244,7 +244,7 @@ impl Seen {
     }
 }
 
-/// What the first worker of this process sees of one step that warms up and those that are measured.
+/// Measures the first worker of this process: one step that warms up, and those that count.
 fn measure<B: Backend>(
     bench: &TrainBench,
     batch: &BatchPlan,

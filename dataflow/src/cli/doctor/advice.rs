@@ -1,4 +1,4 @@
-//! What to do about what is missing.
+//! Advice about parts that are missing.
 
 use std::fs::File;
 
@@ -88,6 +88,6 @@ fn devices(backend: BackendChoice) -> String {
     }
 }
 
-/// What to do about kernels or weights that are wrong.
+/// Advice about kernels or weights that are wrong.
 pub(super) const REPORT: &str =
     "please report this page: the device, its driver, a library or the program is broken";

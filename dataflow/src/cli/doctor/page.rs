@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::device::BackendChoice;
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
@@ -69,7 +69,7 @@ impl Check {
     }
 }
 
-/// What was checked of a backend.
+/// The checks of a backend.
 #[derive(Debug, Serialize)]
 pub(super) struct Section {
     backend: &'static str,
@@ -89,7 +89,7 @@ impl Section {
         self.checks.push(check);
     }
 
-    /// What all checks came to.
+    /// The result of all checks together.
     pub(super) fn state(&self) -> State {
         match (self.works, self.is_here) {
             (true, _) => State::Works,
@@ -155,7 +155,7 @@ impl Page {
     }
 }
 
-/// What the machine is, as far as it matters here.
+/// A description of the machine.
 fn machine() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -52,7 +52,7 @@ struct Shared {
     microbatch_grains: usize,
 }
 
-/// What a run leaves.
+/// The files that a run leaves.
 struct Left {
     losses: Vec<f64>,
     /// The files of weights and of the optimizer's state.
@@ -79,7 +79,7 @@ pub(super) fn add(section: &mut Section, backend: BackendChoice) {
     }
 }
 
-/// What runs agree in, or where they do not.
+/// The properties in which runs agree, or the first in which they differ.
 fn compared(
     backend: BackendChoice,
     precision: Precision,

@@ -1,4 +1,4 @@
-//! How what was generated is shown.
+//! How generated text is shown.
 
 use std::io::Write;
 
@@ -59,7 +59,7 @@ impl<'a> Answers<'a> {
 pub(super) struct Stream<'a> {
     answers: &'a Answers<'a>,
     tokens: Vec<u32>,
-    /// What is shown before the end: text, where there is a tokenizer.
+    /// Text that is shown before the end, if there is a tokenizer.
     text: Option<TextStream<'a>>,
 }
 

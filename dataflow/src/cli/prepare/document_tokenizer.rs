@@ -1,6 +1,6 @@
 //! Any `tokenizer.json` as `prepare` uses it.
 //!
-//! What ends a document is no part of that file: it is named by the flag, by the files that Hugging Face puts beside
+//! The token that ends a document is no part of that file: it is named by the flag, by the files that Hugging Face puts beside
 //! it, or found by the names that are usual for it.
 
 mod fast;
@@ -40,7 +40,7 @@ pub(super) enum Library {
     Reference,
 }
 
-/// What families of tokenizers call the token that ends a document, the likeliest first.
+/// Usual names of the token that ends a document, the likeliest first.
 const USUAL_END_TOKENS: [&str; 6] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]"];
 
@@ -124,7 +124,7 @@ impl DocumentTokenizer {
     }
 }
 
-/// What an index says of a tokenizer's tokens.
+/// The special tokens of a data set's index.
 struct SpecialTokens {
     bos: Option<u32>,
     eos: u32,
@@ -152,7 +152,7 @@ fn check_agreement(found: &[u32], expected: &[u32]) -> Result<(), JobError> {
     Err(JobError::Config { origin, what })
 }
 
-/// What a file holds, if it gives the same tokens each time: one that was saved for training may leave merges out at random.
+/// Parses a tokenizer file that gives the same tokens each time: one that was saved for training may leave merges out at random.
 fn parse_deterministic(path: &Path, json: &str) -> anyhow::Result<Value> {
     let json: Value = serde_json::from_str(json).map_err(|error| wrong(path, error.to_string()))?;
     let dropout = json["model"]["dropout"].as_f64().unwrap_or(0.0);
@@ -168,7 +168,7 @@ fn wrong(path: &Path, what: String) -> JobError {
     JobError::Config { origin: path.display().to_string(), what }
 }
 
-/// What the files beside a tokenizer say of its special tokens.
+/// The special tokens in the files beside a tokenizer.
 struct NamedTokens(Vec<Value>);
 
 impl NamedTokens {

@@ -17,14 +17,14 @@ use crate::cli::processes::leave;
 use crate::cli::signals::on_requests_to_stop;
 use crate::job::StopRequest;
 
-/// Updates the data set at `output` whenever its inputs change, and prints what is new each time.
+/// Updates the data set at `output` whenever its inputs change, and prints the changes each time.
 pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Result<ExitCode> {
     let stop = heed_signals()?;
     let (settings, tokenizer) = update::update(arguments, arguments.workers.unwrap_or(cores()))?;
     let mut follow = Follow::new(settings);
     let between = Duration::from_secs(arguments.look_seconds.get().into());
     let mut newest = None;
-    // What was told last: the same again is no news.
+    // The last message: the same again is no news.
     let mut told = None;
     while !stop.is_asked() {
         let mut phases = Phases::new();
@@ -81,7 +81,7 @@ fn may_pass(error: &PrepareError, output: &Location) -> bool {
     }
 }
 
-/// What the first Ctrl-C (or SIGTERM) asks, which wakes this thread; the second ends the process at once.
+/// The request to stop that the first Ctrl-C (or SIGTERM) makes, which wakes this thread; the second ends the process at once.
 fn heed_signals() -> anyhow::Result<StopRequest> {
     let stop = StopRequest::default();
     let (asked, waiting) = (stop.clone(), thread::current());

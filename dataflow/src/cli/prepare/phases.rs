@@ -13,7 +13,7 @@ use crate::job::StopRequest;
 /// How often a bar is drawn anew.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is shown of a preparation.
+/// The display of a preparation.
 pub(super) struct Phases {
     bar: ProgressBar,
     to: To,
@@ -86,7 +86,7 @@ impl Phases {
     }
 }
 
-/// What is being done, how much of it, how fast since the phase began, and how long it will take where that is known.
+/// The phase in words: how much is done, how fast since the phase began, and how long it will take if that is known.
 fn words(now: Progress, since: Duration) -> String {
     let name = match now.phase {
         Phase::Comparing => "reading",

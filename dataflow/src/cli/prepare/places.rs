@@ -21,7 +21,7 @@ use crate::cluster::{ClusterError, ClusterSettings, Lifeline, SupervisorSettings
 use crate::job::StopRequest;
 use crate::prepare::together;
 
-/// What is to be done.
+/// A preparation to be done.
 pub(super) struct Task {
     pub what: What,
     pub tokenizer: Box<dyn Tokenize>,
@@ -34,7 +34,7 @@ pub(super) enum What {
     Update(UpdateSettings),
 }
 
-/// What was done.
+/// A preparation that was done.
 pub(super) enum Done {
     Prepared(PrepareReport),
     Updated(UpdateReport),
@@ -76,7 +76,7 @@ impl Task {
         })
     }
 
-    /// What must be the same in all processes.
+    /// Settings that must be the same in all processes.
     fn identity(&self) -> Vec<(&'static str, String)> {
         let json = self.tokenizer.tokenizer_json().unwrap_or_default();
         let (eos, size) = (self.tokenizer.eos_token_id(), self.tokenizer.vocab_size());
@@ -126,7 +126,7 @@ pub(super) fn run(
     };
     let member = match arguments.places.place(threads)? {
         Place::Supervisor { processes, threads } => {
-            // What is wrong with it is said once.
+            // A wrong setting is told once.
             task(NonZeroUsize::MIN)?;
             return supervise(arguments, processes.get(), threads);
         }

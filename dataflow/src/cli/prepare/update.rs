@@ -43,7 +43,7 @@ pub(super) fn update(
     Ok((settings, tokenizer))
 }
 
-/// Prints what is new in a data set.
+/// Prints the changes of a data set.
 pub(super) fn print(
     updated: &UpdateReport,
     output: &Location,

@@ -1,4 +1,4 @@
-//! What is trained is what Hugging Face's library would train, where that counts right.
+//! Trained tokenizers are those that Hugging Face's library would train, if that counts right.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! What the watch says of runs in which something moves, waits or stands still.
+//! The watch's judgement of runs in which something moves, waits or stands still.
 
 use super::*;
 use crate::cluster::progress::{self, Presence};
@@ -24,7 +24,7 @@ impl Scene {
         worker
     }
 
-    /// What is said within so many seconds, in each of which `happens`.
+    /// The watch's messages within so many seconds, in each of which `happens` is called.
     fn after(
         &mut self,
         seconds: u32,

@@ -1,4 +1,4 @@
-//! What workers of one process and of several start from.
+//! The state that workers of one process and of several start from.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ fn write_checkpoint(run: &Path, shift: f32) {
     writer.commit().unwrap();
 }
 
-/// What processes that have these run folders, with so many workers each, start from. `origin` is called on worker 0.
+/// The starting states of processes that have these run folders, with so many workers each. `origin` is called on worker 0.
 fn restored(
     run_dirs: &[PathBuf],
     (threads, unit): (usize, UpdateUnit),
@@ -100,7 +100,7 @@ fn stored(run: &RunFolder) -> StateOrigin {
     }))
 }
 
-/// Every worker has all parameters, and the states of what it owns; those of a process share them. Answers the bytes that
+/// Every worker has all parameters, and the states of its part; those of a process share them. Answers the bytes that
 /// each process was sent.
 fn assert_restored(
     processes: Vec<std::result::Result<Vec<Restored>, ClusterError>>,

@@ -1,4 +1,4 @@
-//! What writes checkpoints, and the thread that it is called on.
+//! Writers of checkpoints, and the thread on which they are called.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const NO_SHARE: GraphError =
 ///
 /// Worker 0 has one. Where others write too, every worker has one, which says so: on each writer it is given its part.
 pub trait StateSink: Send + 'static {
-    /// Which worker writes what.
+    /// The worker that writes each file.
     fn writers(&self) -> StateWriters {
         StateWriters::default()
     }
@@ -39,7 +39,7 @@ pub trait StateSink: Send + 'static {
     fn write(&mut self, part: StatePart, arena_start: usize, values: &[f32])
     -> Result<(), Failure>;
 
-    /// On other writers than worker 0: all of their part was written. Answers what worker 0 has to know of it, once it is
+    /// On other writers than worker 0: all of their part was written. Answers the message about it for worker 0, once it is
     /// sure to stay.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ pub trait StateSink: Send + 'static {
     fn commit(&mut self) -> Result<(), Failure>;
 }
 
-/// What the writer thread is told.
+/// A job of the writer thread.
 pub(super) enum WriterJob {
     Begin(StepReport),
     Write { part: StatePart, arena_start: usize, chunk: Chunk },
@@ -72,7 +72,7 @@ pub(super) enum WriterJob {
     Commit,
 }
 
-/// What it answers.
+/// An answer of the writer thread.
 pub(super) enum WriterReply {
     Begun,
     Written(Vec<Credit>),

@@ -64,7 +64,7 @@ impl Distributor<Chunk> for ByWriter {
         time: &T,
         pushers: &mut [P],
     ) {
-        // What has no header is found out where it arrives.
+        // A chunk without a header is found out where it arrives.
         let writer = container.header().map_or(0, |header| self.0.of(header));
         Message::push_at(container, time.clone(), &mut pushers[writer % pushers.len()]);
     }

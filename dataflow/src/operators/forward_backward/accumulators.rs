@@ -16,7 +16,7 @@ use super::block_order::{BlockOrder, uses_of};
 use super::lane_sink::LaneSink;
 use crate::cluster::Failure;
 
-/// Receives what is finished.
+/// Receives finished sums.
 pub(super) trait Finished<B: Backend> {
     /// The gradients of bucket `bucket` are final in `sums`, which together are all lanes of this worker. Answers whether anybody
     /// still wants more.
@@ -28,7 +28,7 @@ pub(super) trait Finished<B: Backend> {
     ) -> Result<bool, KernelError>;
 }
 
-/// What the accumulators of every lane have in common.
+/// The layout of gradients that the accumulators of every lane share.
 pub(super) struct GradientMap<'a> {
     pub(super) layout: &'a Layout,
     pub(super) buckets: &'a BucketPlan,
@@ -64,7 +64,7 @@ impl<B: Backend> Accumulators<B> {
         self.kept.pop().map(|kept| kept.gradients)
     }
 
-    /// What was kept is no longer needed, nor is `sums`, which was taken.
+    /// Takes back the accumulators that were kept, and `sums`, which was taken: none is needed any longer.
     pub(super) fn reuse(&mut self, sums: Option<B::Buffer<f32>>) {
         self.spare.extend(self.kept.drain(..).map(|kept| kept.gradients).chain(sums));
     }
@@ -108,7 +108,7 @@ impl<B: Backend> Accumulators<B> {
     }
 }
 
-/// What happens to a block of the lane's last microbatch once it is done.
+/// The work that follows each block of a lane's last microbatch.
 struct Closing {
     /// The node that the lane completes, after all merges.
     node: Node,
@@ -150,7 +150,7 @@ impl<B: Backend> LaneSink<B> for ArenaSink<'_, B> {
         (&mut self.order, self.map.layout)
     }
 
-    /// What a lane completed either left, or waits for its right sibling.
+    /// All sums that a lane completed have left, or wait for their right siblings.
     fn end(mut self: Box<Self>) {
         let Some(Closing { node, leaves }) = self.closing else {
             self.accumulators.begun = Some(self.lane);

@@ -29,7 +29,7 @@ pub(super) trait Departing<B: Backend> {
 /// Memory for the gradients of a bucket.
 struct Piece<B: Backend> {
     gradients: B::Buffer<f32>,
-    /// What others have been told of it.
+    /// The sums that others were told of and may read.
     reading: Option<Reading<B>>,
 }
 
@@ -143,7 +143,7 @@ pub(super) struct BucketSink<'a, B: Backend> {
     /// Whether it is the last of its lane.
     is_last: bool,
     order: BlockOrder,
-    /// What ended the pass.
+    /// The reason why the pass ended.
     stopped: Option<Stopped>,
 }
 

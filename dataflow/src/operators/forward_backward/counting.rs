@@ -1,4 +1,4 @@
-//! What the lanes of a step will count, told as soon as their grains are there.
+//! Tokens that the lanes of a step will count, told as soon as their grains are there.
 //!
 //! The optimizer divides by the counted tokens of all lanes. Where it knows them before the step is computed, it forms mean
 //! gradients while the backward pass still runs.
@@ -14,14 +14,14 @@ use super::device::microbatch;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
 
-/// What a grain counts, where the model tells it.
+/// The tokens that a grain counts, if the model tells it.
 type Count<S> = Box<dyn Fn(&Grain<S>) -> Option<u64>>;
 
 /// Counts the tokens of grains as they arrive.
 pub(super) struct Counting<S> {
     count: Count<S>,
     plan: Arc<TrainingPlan>,
-    /// Of lanes that lack grains, by step and lane: the grains that are there, and what they count.
+    /// Of lanes that lack grains, by step and lane: the grains that are there, and their counted tokens.
     lanes: BTreeMap<(u64, usize), (usize, u64)>,
 }
 
@@ -38,7 +38,7 @@ impl<S: Sample> Counting<S> {
         Self { count: Box::new(count), plan: Arc::clone(plan), lanes: BTreeMap::new() }
     }
 
-    /// What the lane of `grain` counts, where this was the last that it lacked and the model tells what it counts.
+    /// The tokens that the lane of `grain` counts, if this was the last grain that it lacked and the model tells the counts.
     pub(super) fn grain(&mut self, grain: &Grain<S>) -> Option<LaneTokens> {
         let Grain { step, lane, .. } = *grain;
         let counted = (self.count)(grain)?;

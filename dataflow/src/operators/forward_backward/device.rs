@@ -27,7 +27,7 @@ use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
 use crate::operators::ticket::Ready;
 
-/// What the device thread answers.
+/// An answer of the device thread.
 pub(super) enum DeviceReply {
     /// The sums of a bucket of the step that runs are final, or enqueued to be.
     Ready(Ready),
@@ -52,7 +52,7 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) first_request: usize,
 }
 
-/// What the device thread has besides the parameters.
+/// The state of the device thread beside the parameters.
 struct Computer<'a, B: Backend, M: Trainable<B>> {
     parts: &'a DeviceParts<B, M>,
     workspace: M::Workspace,
@@ -61,7 +61,7 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
     lane: LaneSoFar,
 }
 
-/// What the microbatches of the lane at hand gave.
+/// The results of the microbatches of the lane at hand.
 #[derive(Default)]
 struct LaneSoFar {
     loss: GrainLoss,

@@ -16,16 +16,16 @@ use crate::operators::span::{GatheredBlocks, Span};
 struct Place<B: Backend> {
     fp32: B::Buffer<f32>,
     activation: B::Buffer<B::Activation>,
-    /// What is there or on its way.
+    /// The uses whose parameters are there or on their way.
     uses: Vec<usize>,
-    /// Where what brings it begins and ends, until it was waited for.
+    /// The start and the end of the copies that bring them, until they were waited for.
     coming: Option<Interval<B>>,
-    /// Behind what read the block that was there before.
+    /// Behind all reads of the block that was there before.
     left: Option<B::Event>,
 }
 
 /// All of `parts`, from members in ascending order, beginning with that of the member behind `own`: began all members with the
-/// first, its link would carry what all receive, while the others' were idle.
+/// first, its link would carry all of it, while the others' were idle.
 fn behind_first(parts: &[FromMember], own: usize) -> impl Iterator<Item = &FromMember> {
     let (before, behind) = parts.split_at(parts.partition_point(|part| part.member <= own));
     behind.iter().chain(before)
@@ -63,7 +63,7 @@ impl<B: Backend> GatheredParameters<B> {
         Ok(Self { member, plan, stream, places, current: 0, spent })
     }
 
-    /// What gathering took since this was asked last.
+    /// The time that gathering took since the last call.
     pub(super) fn spent(&mut self) -> GatheredBlocks<B> {
         std::mem::take(&mut self.spent)
     }
@@ -73,7 +73,7 @@ impl<B: Backend> GatheredParameters<B> {
         &mut self.stream
     }
 
-    /// What was gathered is not what its holders have any more.
+    /// Forgets all gathered parameters: those of their holders have changed.
     pub(super) fn forget(&mut self) {
         self.places.iter_mut().for_each(|place| place.uses.clear());
     }
@@ -96,7 +96,7 @@ pub(super) struct BlockByBlock<'a, B: Backend> {
 }
 
 impl<B: Backend> BlockByBlock<'_, B> {
-    /// Brings what is read of a block to `place`.
+    /// Brings the parameters that a block reads to `place`.
     fn bring(&mut self, backend: &B, entered: (usize, Direction), place: usize) -> Result<()> {
         let GatheredParameters { member: own, plan, stream, places, spent, .. } =
             &mut *self.gathered;
@@ -161,7 +161,7 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
         let Device { backend, stream } = device;
         let (entered, before) = ((block, direction), self.gathered.current);
         let found = self.place_of(entered);
-        // What reads the block before is enqueued.
+        // All reads of the block before are enqueued.
         let left = backend.record_timed(stream)?;
         if found != Some(before) {
             self.gathered.places[before].left = Some(left.clone());

@@ -9,13 +9,13 @@ use crate::operators::companion::Stopped;
 
 /// A [`GradientSink`] of one microbatch of a lane.
 pub(super) trait LaneSink<B: Backend>: GradientSink<B> {
-    /// The microbatch is the lane's last: what is final of the lane goes on as its blocks are done.
+    /// The microbatch is the lane's last: the lane's final sums go on as its blocks are done.
     fn close(&mut self);
 
     /// The order of its blocks, which are those of the layout.
     fn order(&mut self) -> (&mut BlockOrder, &Layout);
 
-    /// What ended the backward pass, where it was not the order of its blocks.
+    /// The reason why the backward pass ended, if that was not the order of its blocks.
     fn stopped(&mut self) -> Option<Stopped> {
         None
     }

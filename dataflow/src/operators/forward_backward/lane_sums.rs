@@ -31,7 +31,7 @@ impl<B: Backend> LaneSums<B> {
         Self::AtOwners(BucketSums::new(model.layout(), &plan.buckets, memory))
     }
 
-    /// What was kept is no longer needed, nor is `sums`, which was taken.
+    /// Takes back the accumulators that were kept, and `sums`, which was taken: none is needed any longer.
     pub(super) fn reuse(&mut self, sums: Option<B::Buffer<f32>>) {
         if let Self::Here(accumulators) = self {
             accumulators.reuse(sums);

@@ -1,4 +1,4 @@
-//! What the device thread tells of gradients that are final.
+//! Messages of the device thread about gradients that are final.
 
 use std::ops::Range;
 

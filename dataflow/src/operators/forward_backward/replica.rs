@@ -11,7 +11,7 @@ use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::span::GatheredBlocks;
 
-/// A device stream and what is computed with on it.
+/// A device stream, and the parameters that it computes with.
 pub(super) struct Replica<B: Backend> {
     pub(super) stream: B::DeviceStream,
     pub(super) borrower: Borrower<B>,
@@ -19,7 +19,7 @@ pub(super) struct Replica<B: Backend> {
     gathered: Option<GatheredParameters<B>>,
 }
 
-/// What is lent.
+/// The parameters that are lent.
 pub(super) struct Borrowed<'a, B: Backend> {
     pub(super) source: Box<dyn ParameterSource<B> + 'a>,
     /// May read them.
@@ -67,7 +67,7 @@ impl<B: Backend> Replica<B> {
         Ok(Borrowed { source, stream, sums })
     }
 
-    /// Gives everything back, once what is enqueued has run.
+    /// Gives everything back, once all enqueued work has run.
     pub(super) fn give_back(
         &mut self,
         backend: &B,
@@ -83,7 +83,7 @@ impl<B: Backend> Replica<B> {
         borrower.give_back(backend, stream, sums, blocks)
     }
 
-    /// Waits for what reads the memory of others, before it may be given up. Where the device fails, it has said so.
+    /// Waits for reads of others' memory, before they may be given up. A device that fails has said so.
     pub(super) fn finish(&mut self, backend: &B) {
         if let Some(gathered) = &mut self.gathered {
             let copied = backend.record(gathered.stream());

@@ -1,4 +1,4 @@
-//! What the device computes next: a decision of grains, parameters and reports that have arrived.
+//! The order of the device's computations: a decision of grains, parameters and reports that have arrived.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -27,7 +27,7 @@ pub(super) enum Computation<S> {
     Evaluate { updates: u64, grains: Vec<Grain<S>> },
 }
 
-/// What the device was told to compute, and has not said to be done.
+/// A computation that the device was given and has not reported as done.
 #[derive(Debug, PartialEq, Eq)]
 enum Running {
     Nothing,
@@ -36,7 +36,7 @@ enum Running {
     Evaluating,
 }
 
-/// Which parameters the device holds, what has arrived for them, and what is running.
+/// The parameters that the device holds, the arrivals for them, and the running computation.
 #[derive(Debug)]
 pub(super) struct DeviceSchedule<S> {
     plan: Arc<TrainingPlan>,
@@ -225,14 +225,14 @@ impl<S: Sample> DeviceSchedule<S> {
         updates < self.updates || self.evaluated == self.evaluation_grains
     }
 
-    /// What the device is to compute next, if anything: microbatches line up there, so that it never waits for the next.
+    /// The next computation for the device, if any: microbatches line up there, so that it never waits for the next.
     pub(super) fn next(&mut self) -> Option<Computation<S>> {
         match self.running {
             Running::Evaluating => return None,
             Running::Training(_) => return self.next_microbatch(),
             Running::Nothing => {}
         }
-        // A step's report can come after its parameters: only together do they say what follows.
+        // A step's report can come after its parameters: only together do they decide the next computation.
         if self.reported > self.updates && self.arrived.iter().all(|&arrived| arrived) {
             self.updates += 1;
             self.handed_out = 0;
@@ -280,7 +280,7 @@ impl<S: Sample> DeviceSchedule<S> {
         Some(Computation::Evaluate { updates, grains })
     }
 
-    /// Says what is missing when no more grains will come for the step that the device waits for.
+    /// Names the grains that are missing when no more will come for the step that the device waits for.
     pub(super) fn check_ended(&self) -> Result<(), Failure> {
         let step = self.updates;
         let waiting = self.running != Running::Evaluating && !self.is_handed_out();
@@ -300,7 +300,7 @@ impl<S: Sample> DeviceSchedule<S> {
         Err(GraphError::GrainsEnded { step: step + 1, worker, expected, found }.into())
     }
 
-    /// What this worker does or waits for, and of which step, counted from 1.
+    /// The phase of this worker, and its step, counted from 1.
     pub(super) fn standing(&self) -> (Phase, u64) {
         let (updates, step) = (self.updates, self.updates + 1);
         match self.running {

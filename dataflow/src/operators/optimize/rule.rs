@@ -1,4 +1,4 @@
-//! What an update does with a gradient, and at which pace.
+//! The update rule, and its pace: clipping and the learning rate.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct UpdatePace {
 }
 
 impl UpdatePace {
-    /// What the mean gradient is multiplied by, given its norm.
+    /// The factor of the mean gradient, given its norm.
     pub fn coefficient(&self, norm: f64) -> f32 {
         self.clip_norm.map_or(1.0, |clip_norm| clip_coefficient(norm, clip_norm) as f32)
     }
@@ -31,7 +31,7 @@ impl UpdatePace {
 pub struct ScheduledRule<B: Backend> {
     /// How far updates go.
     pub pace: UpdatePace,
-    /// What an update is. Anything that implements [`UpdateRule`] will do.
+    /// The rule of an update. Anything that implements [`UpdateRule`] will do.
     pub rule: Arc<dyn UpdateRule<B>>,
     /// Tensors, by name, whose updates have a learning rate or a decay of their own. Those of a factor of 0 and no decay are not
     /// updated at all, and neither are their states.

@@ -1,4 +1,4 @@
-//! What the optimizer does next: a decision of losses, sums and squares that have arrived.
+//! The order of the optimizer's work: a decision of losses, sums and squares that have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::operators::owned::StateJob;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::ticket::Ticket;
 
-/// What has arrived for one step.
+/// The arrivals of one step.
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
-    /// What lanes will count, where that is told before.
+    /// Tokens that lanes will count, if they are told before.
     counted: Vec<Option<u64>>,
     /// By bucket: whether it is summed.
     summed: Vec<bool>,
@@ -91,7 +91,7 @@ impl OptimizerSchedule {
         fill(slot, loss, loss.step, || format!("the loss of lane {}", loss.lane))
     }
 
-    /// Takes what a lane will count.
+    /// Takes the tokens that a lane will count.
     pub(super) fn counted(&mut self, counted: LaneTokens) -> Result<(), Failure> {
         let LaneTokens { step, lane, tokens } = counted;
         if step < self.step {
@@ -112,7 +112,7 @@ impl OptimizerSchedule {
         told.counted.iter().copied().sum()
     }
 
-    /// What this worker owns of a bucket is summed.
+    /// This worker's part of a bucket is summed.
     pub(super) fn summed(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Ticket { step, bucket } = ticket;
         let what = || format!("the sums of bucket {bucket}");
@@ -182,7 +182,7 @@ impl OptimizerSchedule {
         let (Some(StepLoss { loss, tokens, last }), Some(squares)) = (self.loss, squares) else {
             return Ok(None);
         };
-        // What this worker owns nothing of is summed too: all workers go through their buckets in the same order.
+        // Buckets of which this worker owns nothing are summed too: all workers go through their buckets in the same order.
         if !gathered.summed.iter().all(|&summed| summed) {
             return Ok(None);
         }
@@ -193,7 +193,7 @@ impl OptimizerSchedule {
             return Err(JobError::Step { step: update, what }.into());
         }
         self.coefficient = Some(self.pace.coefficient(grad_norm));
-        // The next forward pass begins with what became final last.
+        // The next forward pass begins with the bucket that became final last.
         self.updates = (0..self.untaken.len()).rev().collect();
         self.outstanding = self.updates.len();
         let learning_rate = (self.pace.learning_rate)(update);
@@ -440,7 +440,7 @@ mod tests {
         assert!(error.contains("counted 4"), "{error}");
     }
 
-    /// What comes early is kept until its step.
+    /// Messages that come early are kept until their step.
     #[test]
     fn sums_of_the_next_step_wait_for_it() {
         let mut schedule = schedule();

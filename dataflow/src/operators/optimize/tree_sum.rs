@@ -1,7 +1,7 @@
 //! The sum of f64 values by a fixed tree over their indices.
 
 /// The sum of `values`: split at the largest power of two below the length, left plus right. So the
-/// sum over lanes, a power of two, follows the canonical tree; and no sum depends on which worker holds what.
+/// sum over lanes, a power of two, follows the canonical tree; and no sum depends on the owners.
 pub(super) fn tree_sum(values: &[f64]) -> f64 {
     match values {
         [] => 0.0,

@@ -1,4 +1,4 @@
-//! What communication took of steps, until it is asked for.
+//! The cost of communication in steps, kept until it is asked for.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::operators::measure::{Communication, CommunicationReport};
 use crate::operators::span::{GatheredBlocks, Span, SpentTime};
 use crate::operators::ticket::Ticket;
 
-/// What was spent on a step.
+/// The cost of communication in a step.
 struct OfStep<B: Backend> {
     spent: Spent<B>,
     /// Behind the step on the stream that computes.
@@ -20,7 +20,7 @@ struct OfStep<B: Backend> {
 }
 
 impl<B: Backend> OfStep<B> {
-    /// What it was; its sums are over, or nearly.
+    /// The cost in figures; its sums are over, or nearly.
     fn measured(self, backend: &B) -> tidemill_kernels::Result<Communication> {
         let Self { spent: Spent { traffic, sums, gathers }, done, blocks } = self;
         let bytes_from_memory = traffic.from_memory + blocks.bytes;
@@ -43,7 +43,7 @@ impl<B: Backend> OfStep<B> {
     }
 }
 
-/// What was spent on the steps that were not asked for, in order.
+/// The costs of the steps that were not asked for, in order.
 pub(super) struct CommunicationLedger<B: Backend> {
     steps: VecDeque<OfStep<B>>,
     /// `None` where nothing will ask.
@@ -72,7 +72,7 @@ impl<B: Backend> CommunicationLedger<B> {
         }
     }
 
-    /// Answers what the first step that was not asked for took, which is that of `ticket`.
+    /// Answers the cost of the first step that was not asked for, which is that of `ticket`.
     pub(super) fn measure(&mut self, backend: &B, ticket: Ticket) -> Result<(), Stopped> {
         let (what, missing) = ("what communication took", "its step");
         let asked = self.replies.as_ref().zip(self.steps.pop_front());

@@ -1,4 +1,4 @@
-//! What a worker owns of each bucket, and where it is.
+//! The part of each bucket that a worker owns, and its place.
 
 use std::ops::Range;
 
@@ -11,26 +11,27 @@ use tidemill_model::{Held, Layout, Parameters, Tensor};
 use crate::operators::error::GraphError;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
 
-/// What a worker owns of a bucket.
+/// A worker's part of a bucket.
 pub(super) struct OwnedBucket {
     pub(super) part: OwnedPart,
     /// Where it begins in the gradient arena of a worker that is alone, for each use.
     pub(super) slots: Vec<usize>,
     /// Which worker owns which elements of the bucket.
     pub(super) cut: Cut,
-    /// What is gathered of it, and beside that what is there once more in fp32; nothing where a worker has no counterparts but itself.
+    /// The elements that are gathered, and beside them those that are kept once more in fp32; `None` if a worker has no
+    /// counterparts but itself.
     pub(super) gathered: Option<Gathered>,
     pub(super) beside: Option<Gathered>,
 }
 
-/// What is gathered of a bucket: some of what is held, and which counterpart owns which of it.
+/// The gathered elements of a bucket: some of those that are held, and the counterpart that owns each.
 pub(super) struct Gathered {
     pub(super) range: Range<usize>,
     pub(super) cut: Cut,
 }
 
 impl Gathered {
-    /// Of memory in which what counterpart after counterpart owns of the bucket is at `parts`, side by side; none where nothing is.
+    /// Of memory in which the counterparts' parts of the bucket are at `parts`, side by side; `None` if all are empty.
     fn of(parts: impl Iterator<Item = Range<usize>>) -> Option<Self> {
         let parts: Vec<_> = parts.collect();
         let mut some = parts.iter().filter(|part| !part.is_empty());
@@ -43,14 +44,14 @@ impl Gathered {
         Some(Self { range, cut: Cut::at(ends.collect()) })
     }
 
-    /// What the counterpart at `place` among them owns of it.
+    /// The elements that the counterpart at `place` owns.
     pub(super) fn of_place(&self, place: usize) -> Range<usize> {
         let Range { start, end } = self.cut.of_rank(place);
         self.range.start + start..self.range.start + end
     }
 }
 
-/// What others read of elements `range` of those that are held.
+/// The values that others read, of elements `range` of those that are held.
 pub(super) fn told<B: Backend>(
     parameters: &Parameters<B>,
     range: Range<usize>,
@@ -61,7 +62,7 @@ pub(super) fn told<B: Backend>(
     }
 }
 
-/// Where what others own of elements `range` of those that are held goes.
+/// The place of the others' parts of elements `range` of those that are held.
 pub(super) fn told_mut<B: Backend>(
     parameters: &mut Parameters<B>,
     range: Range<usize>,
@@ -78,7 +79,7 @@ pub(super) fn values<'a>(arena: &'a [f32], range: &Range<usize>) -> Result<&'a [
     arena.get(range.clone()).ok_or(GraphError::InitialState { expected, found })
 }
 
-/// What `worker` of `workers`, which has `held`, as `holders` do, owns of each bucket, and how many elements that are.
+/// The parts of each bucket that `worker` of `workers`, which has `held`, as `holders` do, owns, and their elements in all.
 pub(super) fn owned_buckets(
     plan: &TrainingPlan,
     (worker, workers): (usize, usize),
@@ -102,7 +103,7 @@ pub(super) fn owned_buckets(
             let parts = counterparts.iter().map(|&rank| owners.range(&plan.chunks, rank));
             Gathered::of(parts.map(|range| place(held, &range))).filter(|_| counterparts.len() > 1)
         };
-        // What a counterpart owns is held.
+        // A counterpart's elements are held.
         let gathered = of(|held, range| held.place(range).unwrap_or_default());
         let beside = of(Held::vector_range);
         OwnedBucket { part, slots, cut, gathered, beside }
@@ -122,7 +123,7 @@ pub(super) struct UpdateRun {
 }
 
 impl UpdateRun {
-    /// What of it is in `owned`; none where that is nothing.
+    /// The elements of the run in `owned`; `None` if there are none.
     pub(super) fn within(&self, owned: &Range<usize>) -> Option<Self> {
         let range = self.range.start.max(owned.start)..self.range.end.min(owned.end);
         (!range.is_empty()).then(|| Self { range, ..self.clone() })
@@ -134,7 +135,7 @@ impl UpdateRun {
     }
 }
 
-/// What a rule of this `unit` updates in one call, given the terms of each tensor: the arena's runs of equal terms, where padding belongs
+/// The runs that a rule of this `unit` updates in one call each, given the terms of each tensor: the arena's runs of equal terms, where padding belongs
 /// to the tensor before it; or each tensor, without padding.
 pub(super) fn update_runs(
     layout: &Layout,

@@ -37,7 +37,7 @@ impl Staging {
     }
 }
 
-/// Parameters and states of the optimizer of what a worker owns, in memory of the host.
+/// Parameters and states of a worker's part, in memory of the host.
 pub(super) enum Staged<B: Backend> {
     /// Cuts are not copied, or the memory is not there yet.
     Nothing,
@@ -47,7 +47,7 @@ pub(super) enum Staged<B: Backend> {
     Read(StagedParts<Vec<f32>>),
 }
 
-/// What is staged, by part.
+/// Staged memory, by part.
 pub(super) struct StagedParts<T> {
     parameters: T,
     states: Vec<T>,
@@ -131,7 +131,7 @@ impl<B: Backend> Staged<B> {
         Ok(())
     }
 
-    /// Elements `inside` of what was copied, if cuts are. Waits for the copy.
+    /// Elements `inside` of the copy, if cuts are. Waits for the copy.
     pub(super) fn values(
         &self,
         backend: &B,
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// What is read where nothing can be pinned is what is pinned elsewhere.
+    /// The same values are read where nothing can be pinned.
     #[test]
     fn a_copy_is_the_same_in_either_memory() {
         let backend = Cpu::new(NonZeroUsize::MIN).unwrap();

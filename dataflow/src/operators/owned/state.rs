@@ -1,7 +1,7 @@
-//! The optimizer thread: the state of what a worker owns, and what is done with it.
+//! The optimizer thread: the state of a worker's part, and the work on it.
 //!
 //! It has a device stream of its own, beside the one that computes: sums of gradients are formed there while the rest of the
-//! backward pass still runs. What it is told is about whole buckets; what it computes is computed element by element, or chunk
+//! backward pass still runs. Its jobs are about whole buckets; it computes element by element, or chunk
 //! by chunk, so that how chunks are put together, and which worker owns them, changes no bit.
 
 use std::sync::Arc;
@@ -39,15 +39,15 @@ const LENT: GraphError = GraphError::Order { what: "an update", missing: "the en
 enum Sums<B: Backend> {
     /// Of a worker alone, all of them: while it has them.
     Alone(Option<B::Buffer<f32>>),
-    /// Of several what each owns.
+    /// Of several workers each one's part.
     Owned(OwnedSums<B>),
 }
 
-/// The state of what a worker owns.
+/// The state of a worker's part.
 pub(super) struct OwnedState<B: Backend> {
     backend: Arc<B>,
     stream: B::DeviceStream,
-    /// What is copied to the host waits for no sums there.
+    /// A stream for copies to the host, which waits for no sums there.
     snapshots: B::DeviceStream,
     rule: ScheduledRule<B>,
     plan: Arc<TrainingPlan>,
@@ -57,7 +57,7 @@ pub(super) struct OwnedState<B: Backend> {
     lender: Lender<B>,
     answers: Answers,
     communication: CommunicationLedger<B>,
-    /// What the rule updates in one call, in the order of the arena.
+    /// The runs that the rule updates in one call each, in the order of the arena.
     runs: Vec<UpdateRun>,
     buckets: Vec<OwnedBucket>,
     /// All parameters, or where the workers of a process hold them together this one's; lent for a step, and changed only when they were
@@ -99,10 +99,10 @@ impl<B: Backend> OwnedState<B> {
         let ended = begun.and_then(|()| state.run(jobs));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
-            // What waits for others on the device would not end before they are told.
+            // Work that waits for others on the device would not end before they are told.
             communicator.abort_handle()();
         }
-        // What other workers have posted is read until then, and given back afterwards. Where the device fails, it has said so.
+        // Memory that other workers have posted is read until then, and given back afterwards. A device that fails has said so.
         let _ = state.backend.record(&mut state.stream).and_then(|end| state.backend.wait(&end));
         ended.or_else(Stopped::into_result)
     }
@@ -257,7 +257,7 @@ impl<B: Backend> OwnedState<B> {
         Ok(())
     }
 
-    /// Whether what is ready may be summed together with what is before it: then every worker has posted it.
+    /// Whether ready buckets may be summed together with those before them: then every worker has posted them.
     fn can_join(&mut self, ready: Ready) -> Result<bool, Stopped> {
         match &mut self.lender.communicator {
             // Sums of one round use the same room one after the other.
@@ -268,7 +268,7 @@ impl<B: Backend> OwnedState<B> {
         }
     }
 
-    /// Sums what is ready.
+    /// Sums the buckets that are ready.
     fn sum(&mut self, together: &[Ready]) -> Result<(), Stopped> {
         let (Some(communicator), Sums::Owned(sums)) =
             (&mut self.lender.communicator, &mut self.sums)
@@ -285,7 +285,7 @@ impl<B: Backend> OwnedState<B> {
         sums.sum_each(&mut **communicator, device, &together).map_err(Stopped::of)
     }
 
-    /// The mean gradient of what is owned of `bucket`, in the place of the sums of its first use. With the last of a step answers the
+    /// The mean gradient of the owned part of `bucket`, in the place of the sums of its first use. With the last of a step answers the
     /// sums of squares of all by chunk: asking the device for numbers takes longer than computing them.
     fn mean(&mut self, bucket: usize, tokens: u64) -> Result<Option<Vec<(usize, f64)>>, Stopped> {
         if self.lender.communicator.is_none() {
@@ -327,7 +327,7 @@ impl<B: Backend> OwnedState<B> {
         Ok(Some(self.squared.drain(..).zip(squares).collect()))
     }
 
-    /// Updates what is owned of `bucket`, and tells the other workers.
+    /// Updates the owned part of `bucket`, and tells the other workers.
     fn update(&mut self, bucket: usize, update: u64, coefficient: f32) -> Result<(), Stopped> {
         self.take_back()?;
         if let Some(copied) = self.copied.take() {
@@ -382,7 +382,7 @@ impl<B: Backend> OwnedState<B> {
         Ok(())
     }
 
-    /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
+    /// Brings the other workers' updated parts of a bucket here; after the last, the device thread may go on.
     fn gather(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
         let Self { backend, stream, lender, .. } = self;
         let OwnedBucket { gathered, beside, .. } = &self.buckets[bucket as usize];

@@ -1,4 +1,4 @@
-//! What a worker owns of the states of the optimizer: of each, bucket by bucket, what its parameters there have of it.
+//! A worker's part of the states of the optimizer: of each state, bucket by bucket, the elements of the parameters that it owns there.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::cluster::progress;
 use crate::operators::error::GraphError;
 use crate::state_arenas::StateArenas;
 
-/// The states of what a worker owns.
+/// The states of a worker's part.
 pub(super) struct OwnedStates<B: Backend> {
     states: Vec<OwnedState>,
     /// By state.
     buffers: Vec<B::Buffer<f32>>,
 }
 
-/// Where a state stands among what is owned of it.
+/// The place of a state's elements in its owned part.
 struct OwnedState {
     arena: StateArena,
-    /// By bucket: where what is owned of it begins.
+    /// By bucket: where its owned part begins.
     starts: Vec<usize>,
     elements: usize,
 }
@@ -39,7 +39,7 @@ impl OwnedState {
         Self { arena, starts, elements }
     }
 
-    /// Elements `range` of the arena among what is owned: they are of the parameters `of` of bucket `bucket`.
+    /// The place of elements `range` of the arena in the owned part: they are of the parameters `of` of bucket `bucket`.
     fn place(&self, bucket: usize, of: &Range<usize>, range: &Range<usize>) -> Range<usize> {
         let start = self.starts[bucket] + range.start - self.arena.range(of).start;
         start..start + range.len()
@@ -81,7 +81,7 @@ impl<B: Backend> OwnedStates<B> {
         Ok(Self { states, buffers })
     }
 
-    /// What is owned of each.
+    /// The owned part of each.
     pub(super) fn buffers(&self) -> &[B::Buffer<f32>] {
         &self.buffers
     }
@@ -123,7 +123,7 @@ impl<B: Backend> OwnedStates<B> {
         Some(state.place(bucket, of, &state.arena.range(range)))
     }
 
-    /// Elements `place` of what is owned of state `state`.
+    /// Elements `place` of the owned part of state `state`.
     pub(super) fn slice(
         &self,
         state: usize,

@@ -1,4 +1,4 @@
-//! The sums of what a worker owns of a bucket, as they come round by round.
+//! The sums of a worker's part of a bucket, as they come round by round.
 
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, ReduceScatter};
 use tidemill_collective::{Node, Tree};
@@ -49,7 +49,7 @@ impl<B: Backend> TreeSums<B> {
             let left = nodes.last().map(|(left, _)| *left);
             tree.parent(right).filter(|_| left.is_some() && left == tree.sibling(right))
         };
-        // What is joined stands where its left half did.
+        // A joined sum stands where its left half did.
         let mut right: Option<B::Buffer<f32>> = None;
         while let Some(parent) = joined(&self.nodes, node)
             && let Some((_, mut left)) = self.nodes.pop()
@@ -77,16 +77,16 @@ impl<B: Backend> TreeSums<B> {
 /// A round of a bucket whose sums a worker owns in part.
 pub(super) struct RoundPart<'a> {
     pub(super) key: Key,
-    /// Which worker owns what of the bucket.
+    /// The owners of the bucket's elements.
     pub(super) cut: &'a Cut,
     /// The elements that this one owns, over all uses.
     pub(super) elements: usize,
 }
 
-/// The sums of what a worker of several owns.
+/// The sums of the part of one worker of several.
 pub(super) struct OwnedSums<B: Backend> {
     buckets: Vec<TreeSums<B>>,
-    /// What a round brings, where it is not all.
+    /// The sum of a round, if the round is not all.
     of_round: Option<B::Buffer<f32>>,
 }
 
@@ -158,7 +158,7 @@ impl<B: Backend> OwnedSums<B> {
         };
         let out = SliceMut::new(&mut room, 0, of_all)?;
         communicator.reduce_scatter(backend, stream, key, cut, out)?;
-        // Nothing is what a worker owns of a small bucket.
+        // A worker's part of a small bucket may be empty.
         for (index, node) in nodes.into_iter().enumerate().filter(|_| elements > 0) {
             let of_node = Slice::new(&room, index * elements, elements)?;
             sums.push((backend, stream), tree, node, of_node)?;

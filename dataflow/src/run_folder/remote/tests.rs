@@ -26,7 +26,7 @@ const STEPS: u64 = 4;
 const KEEP: usize = 2;
 const MODEL_FILE: &str = "model.safetensors";
 
-/// What a run leaves in a folder of this machine, which the store gets.
+/// The files of a run in a folder of this machine, which the store gets.
 struct Local(tempfile::TempDir);
 
 impl Local {
@@ -75,7 +75,7 @@ fn objects(store: &InMemory) -> BTreeMap<String, String> {
     paths.map(|path| (path.as_ref()["run/".len()..].to_owned(), text(path))).collect()
 }
 
-/// What must not happen, told as it happens.
+/// Breaches, told as they happen.
 #[derive(Default)]
 struct Witness {
     /// The writer that put each file of a checkpoint first.

@@ -1,7 +1,7 @@
 //! The selections that `prepare` was asked to make: filters and deduplication.
 //!
 //! It stands in the index so that nothing is ever added to a data set by other rules than the rest of it,
-//! and so that a reader knows what was left out. Opening a data set to train on it takes no notice: one with
+//! and so that a reader knows which documents were left out. Opening a data set to train on it takes no notice: one with
 //! rules of a later version can be read.
 
 use serde::{Deserialize, Serialize};

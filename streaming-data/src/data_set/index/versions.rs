@@ -16,7 +16,7 @@ use crate::{
 pub struct Version {
     /// Its identity.
     pub fingerprint: ContentHash,
-    /// What it is.
+    /// The index of the version.
     pub index: Index,
     /// When it was written, by the clock of the machine or of the store; one that was written again counts from then.
     pub written: SystemTime,

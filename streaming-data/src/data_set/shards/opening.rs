@@ -152,7 +152,7 @@ impl Opened {
         Ok(shards)
     }
 
-    /// The shards that are there. `of_first` learns from the first what the rows of all must be.
+    /// The shards that are there. `of_first` learns the type of all rows from the first.
     ///
     /// # Errors
     /// [`DataError::NoShards`], and defects of a footer.

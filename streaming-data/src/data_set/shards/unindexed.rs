@@ -26,7 +26,7 @@ pub(super) enum Folder<'a> {
     Remote(&'a RemoteFolder),
 }
 
-/// A shard, by what its footer says.
+/// A shard, by its footer.
 struct Found {
     shard: Shard,
     /// Samples and hash that enter the fingerprint.
@@ -67,7 +67,7 @@ pub(super) fn unindexed<T>(
     Ok((Listed { rows, fingerprint, shards }, of_first))
 }
 
-/// Says what would help where a store cannot list.
+/// Advice for a store that cannot list.
 fn without_listing(error: DataError) -> DataError {
     match error {
         DataError::Store { action, url, attempts, source: StoreFailure::Unsupported { said } } => {
@@ -137,7 +137,7 @@ fn in_parallel<T: Send>(
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    // What stands behind a failure is not looked at.
+                    // Entries behind a failure are not looked at.
                     if at >= entries.len() || at > failed_at.load(Ordering::Relaxed) {
                         break;
                     }

@@ -47,7 +47,7 @@ enum Event {
     Over,
 }
 
-/// What happens where a page would be decoded.
+/// The event in place of the decoding of a page.
 #[derive(Clone, Copy)]
 enum Decoding {
     Fails,

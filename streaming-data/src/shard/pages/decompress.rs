@@ -1,7 +1,7 @@
 //! Pages out of their compression, into memory that is used again.
 //!
 //! A page is about a megabyte: memory for each, fresh from the operating system, costs a tenth of
-//! what decompressing costs.
+//! the cost of decompressing.
 
 use parquet::basic::Compression;
 

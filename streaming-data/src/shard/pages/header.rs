@@ -5,7 +5,7 @@
 //! keeps them to itself and hands out pages one after the other, decompressed into memory of their
 //! own; to go straight to the page that holds a row one must know where the pages are.
 //!
-//! Contract: any bytes are answered, with [`None`] for what is no header or is cut off, without
+//! Contract: any bytes are answered, with [`None`] for bytes that are no header or are cut off, without
 //! panicking, recursing deeply or taking memory.
 
 /// The header of a page.

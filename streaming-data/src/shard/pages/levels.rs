@@ -1,7 +1,7 @@
 //! The "RLE / bit-packing hybrid" of the Parquet format: levels, and indices into a dictionary.
 //!
 //! A general reader spends most of its time on the levels that give lists their shape. Where every
-//! row is known to have the same length they only have to be *compared* with what they must be, at
+//! row is known to have the same length they only have to be *compared* with the expected ones, at
 //! eight to a byte or thousands to a run. A repetition level is 0 where a row begins, else 1; a
 //! definition level is the largest possible one where there is a value, and less for a null.
 

@@ -1,4 +1,4 @@
-//! What a library of collectives does alone with the devices of all workers, to be measured beside what training does.
+//! The speed of a library of collectives alone with the devices of all workers, beside which training's own sums are measured.
 //!
 //! Its sums are in an order of its own, so they agree with those of training within rounding, and no weight may come of them.
 
@@ -16,12 +16,12 @@ use crate::cluster::{Failure, WorkerContext};
 
 /// A worker with a device, in a group of all.
 pub(super) struct Rank<B: Backend> {
-    // Before the member, as what is enqueued runs to its end first.
+    // Before the member, as enqueued work runs to its end first.
     memory: DeviceArena<B>,
     member: Arc<GroupMember>,
 }
 
-/// What it exchanges now.
+/// The buffers of the exchange in progress.
 struct Shares<'a, B: Backend> {
     rank: &'a mut Rank<B>,
     buckets: Vec<Bucket>,
@@ -39,7 +39,7 @@ impl<B: Backend> Rank<B> {
     /// Begins to join the group `id` as the worker of `context`, which computes on `backend`, with an arena of so many elements.
     ///
     /// # Errors
-    /// What the library answers, or a device that fails or has no room.
+    /// An error of the library, or a device that fails or has no room.
     pub(super) fn join(
         context: &WorkerContext<'_>,
         backend: Arc<B>,

@@ -24,7 +24,7 @@ use crate::operators::TrainingPlan;
 #[derive(Debug)]
 pub(super) struct Plan {
     bucket_mebibytes: usize,
-    /// What each worker owns of each bucket.
+    /// The part of each bucket that each worker owns.
     pub owners: Vec<BucketOwners>,
     /// Every bucket is a segment, which a block of its own uses.
     pub layout: Layout,
@@ -69,7 +69,7 @@ impl Plan {
     }
 }
 
-/// What is measured.
+/// The operation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchanged {
     /// Sums, each where it is owned.
@@ -91,7 +91,7 @@ impl Exchanged {
     }
 }
 
-/// What exchanges.
+/// The implementation that exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The way that training takes.
@@ -114,7 +114,7 @@ pub(super) trait Arm {
 
 /// One worker's part of an exchange in buckets of one size.
 pub(super) trait Exchange {
-    /// What is exchanged, and where it is received.
+    /// The memory that is exchanged and received into.
     fn memory(&mut self) -> &mut dyn Memory;
 
     /// Leaves nothing of `what` where it is going to be received.
@@ -145,7 +145,7 @@ pub(super) trait Memory {
     fn finish(&mut self) -> std::result::Result<(), Failure>;
 }
 
-/// What a worker received a second, in GB: the mean of all workers, over the time of the slowest.
+/// The rate at which workers received, in GB/s: the mean of all workers, over the time of the slowest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
     pub summed: f64,
@@ -168,7 +168,7 @@ pub(super) struct Arms {
     pub way: Way,
     /// Their exchange.
     pub ours: Box<dyn Arm>,
-    /// What a library of collectives does alone, where it is measured beside that.
+    /// The library of collectives alone, if it is measured too.
     pub library_alone: Option<Box<dyn Arm>>,
 }
 

@@ -1,4 +1,4 @@
-//! What was measured, and how it is printed.
+//! The measured rates, and how they are printed.
 
 use std::num::NonZeroU64;
 
@@ -10,11 +10,11 @@ use super::measure::{Measured, Rates};
 use crate::cli::Format;
 use crate::cli::output::result_line;
 
-/// What has to be known of the rates of what a library does alone.
+/// A caution about the rates of a library alone.
 const LIBRARY_ALONE: &str =
     "sums in an order of the library's own, which training never uses, compared within rounding";
 
-/// What was measured.
+/// The measured rates.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// Of all processes.

@@ -31,7 +31,7 @@ struct Bucket {
     own: Range<usize>,
 }
 
-/// What a thread exchanges with others.
+/// The connection of a thread to the others.
 struct Rank<B: Backend> {
     memory: DeviceArena<B>,
     end: Box<dyn Communicator<B>>,
@@ -39,7 +39,7 @@ struct Rank<B: Backend> {
     round: u64,
 }
 
-/// What it exchanges now.
+/// The buckets of the exchange in progress.
 struct Buckets<'a, B: Backend> {
     rank: &'a mut Rank<B>,
     plan: &'a Plan,
@@ -108,7 +108,7 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
         if what == Exchanged::Sums {
             return Ok(());
         }
-        // What this rank owns is there before the rest is gathered, as its parameters are in training.
+        // The part that this rank owns is present before the rest is gathered, as its parameters are in training.
         let DeviceArena { backend, compute, arena, owned, .. } = memory;
         for (Bucket { own, .. }, owned) in self.buckets.iter().zip(owned) {
             let out = SliceMut::new(arena, own.start, own.len())?;

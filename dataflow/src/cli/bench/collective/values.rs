@@ -1,4 +1,4 @@
-//! What workers sum, and what it has to come to.
+//! Values for workers to sum, and the sums that they must give.
 //!
 //! Values repeat after a number of elements that divides no bucket and no chunk: what stands in the wrong place differs, and all
 //! of a large arena is compared with few expected values.

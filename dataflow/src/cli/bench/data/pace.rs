@@ -1,6 +1,6 @@
-//! How fast a reader yields, and what keeps it from being faster.
+//! How fast a reader yields, and the stage that bounds it.
 //!
-//! Three things work side by side: what the shards come from, the threads that decode them, and the one consumer. The
+//! Three things work side by side: the source of the shards, the threads that decode them, and the one consumer. The
 //! consumer waits where the others are slower; the threads that decode have a processor, or stand in line for one,
 //! where they are the slower of these two.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tidemill_streaming_data::DataError;
 use tidemill_streaming_data::reader::Reader;
 
-/// What a reader yields.
+/// A unit that a reader yields.
 pub(super) trait Read {
     /// Samples or rows.
     fn count(&self) -> u64;
@@ -18,7 +18,7 @@ pub(super) trait Read {
     fn bytes(&self) -> u64;
 }
 
-/// What is read, and for how long.
+/// The limits of a measurement.
 pub(super) struct Limits {
     /// Samples or rows of the first batch.
     pub(super) batch: u64,
@@ -40,7 +40,7 @@ pub(super) struct Pace {
     pub(super) decoding_busy: Option<f64>,
 }
 
-/// What is the slowest.
+/// The stage that bounds the speed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     Consumer,
@@ -62,7 +62,7 @@ impl Pace {
     /// Reads a batch and then for as long as the limits say.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    /// Faults of the data.
     pub(super) fn of<T: Read>(
         reader: Reader<T>,
         opened: Instant,
@@ -90,7 +90,7 @@ impl Pace {
         })
     }
 
-    /// What is the slowest, where that is known.
+    /// The stage that bounds the speed, if that is known.
     pub(super) fn bound_by(&self) -> Option<Bound> {
         match self.decoding_busy {
             _ if self.consumer_waited < 0.5 => Some(Bound::Consumer),
@@ -100,7 +100,7 @@ impl Pace {
         }
     }
 
-    /// What speaks for it.
+    /// The measurements that speak for it.
     pub(super) fn reasons(&self) -> String {
         let waited = format!("the consumer waited {:.0} % of the time", self.consumer_waited * 1e2);
         match self.decoding_busy {
@@ -112,7 +112,7 @@ impl Pace {
     }
 }
 
-/// Takes what a reader yields.
+/// Takes a reader's items.
 struct Consumer<T> {
     reader: Reader<T>,
     waited: Duration,
@@ -146,7 +146,7 @@ impl<T: Read> Consumer<T> {
     }
 }
 
-/// What a thread that decodes is called by the kernel, which keeps 15 letters.
+/// The kernel's name for a decoding thread: it keeps 15 letters.
 const DECODING_THREAD: &str = "tidemill-decode";
 
 /// Time for which the threads that decode have had a processor, or waited for one, where the system says so.

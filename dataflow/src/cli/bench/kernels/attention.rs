@@ -13,7 +13,7 @@ fn heads(width: usize) -> [usize; 2] {
     [(width / head_width).max(1), head_width]
 }
 
-/// What scores depend on beside queries and keys.
+/// Inputs of scores beside queries and keys.
 #[derive(Clone, Copy)]
 enum Positions {
     /// Nothing: the model has positions of its own.

@@ -1,4 +1,4 @@
-//! What a transformer block does element by element beside its products: GELU, the gate of SwiGLU, and the biases of linear layers.
+//! The elementwise kernels of a transformer block: GELU, the gate of SwiGLU, and the biases of linear layers.
 
 use tidemill_kernels::backend::{Gelu, GeluGradients};
 use tidemill_kernels::shape::GrainRows;

@@ -14,7 +14,7 @@ pub(super) struct Bench<'a, B: Backend> {
     random: u64,
 }
 
-/// What a run of a kernel must do at least.
+/// The least work of one run of a kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     /// Each input read once, each output written once.

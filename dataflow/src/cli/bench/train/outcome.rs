@@ -1,4 +1,4 @@
-//! What was measured, and how it is printed.
+//! The measurements of a run, and how they are printed.
 
 use std::time::Instant;
 
@@ -13,19 +13,19 @@ use crate::cli::bench::peak_memory_bytes;
 use crate::cli::output::result_line;
 use crate::operators::StepReport;
 
-/// What was seen.
+/// The measurements of a run.
 pub(super) struct Measured {
-    /// What computes in this process, in words.
+    /// The device of this process, in words.
     pub device: String,
     /// The reports of one warm-up step and the measured ones, and when they came.
     pub reports: Vec<(StepReport, Instant)>,
-    /// What the run took of the first worker's device, where that has a memory of its own.
+    /// Memory that the run took of the first worker's device, if that has a memory of its own.
     pub device_memory_bytes: Option<usize>,
     /// Device time of the last step by kernel, where it was asked for, of the first worker's device.
     pub profile: Vec<KernelTime>,
 }
 
-/// What was seen, and of what.
+/// The measurements, and the settings that they belong to.
 pub(super) struct Outcome<'a> {
     pub bench: &'a TrainBench,
     pub cut: &'a BatchPlan,

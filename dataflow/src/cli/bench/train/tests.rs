@@ -15,7 +15,7 @@ struct Flags {
     bench: TrainBench,
 }
 
-/// What a quick model needs of one device is more than a device with so many bytes for each parameter has.
+/// The refusal of a quick model that needs more than a device with so many bytes for each parameter has.
 fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
     let sizes = ["bench", "--vocab-size", "31", "--seq-len", "4", "--samples-per-step", "8"];
     let bench = Flags::try_parse_from([&sizes, flags].concat()).unwrap().bench;

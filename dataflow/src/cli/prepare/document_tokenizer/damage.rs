@@ -52,7 +52,7 @@ fn any_within<'v>(value: &'v mut Value, draws: &mut Draws) -> &'v mut Value {
     any_within(inner.expect("counted above"), draws)
 }
 
-/// What may stand in the place of a value.
+/// A value of another kind, for the place of a value.
 fn other(draws: &mut Draws) -> Value {
     let words = ["", "WordPiece", "ByteLevel", "Sequence", "[UNK]", "\u{0}", "(((", "\u{10ffff}"];
     match draws.below(10) {

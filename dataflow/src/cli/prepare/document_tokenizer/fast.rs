@@ -89,7 +89,7 @@ fn difficult_texts(added_tokens: Vec<String>, words: Vec<String>) -> impl Iterat
         "\u{0}\u{1}\u{1f}\u{7f}\u{fffd}\u{e000}",
         "ⅠⅡ①²½³٣४ﬁﬂÅΩK",
     ];
-    /// What is more than its characters.
+    /// Texts whose meaning is in more than single characters.
     const RUNS: [&str; 12] = [
         "the", " don't", " I'LL", "it's", "    ", "\r\n", "\n\n\n", " \n ", "1234567", "--------",
         "▁", "éé",

@@ -26,7 +26,7 @@ use tokenizers::{
 
 use super::*;
 
-/// What they are trained on, and what is tokenized.
+/// Documents to train tokenizers on and to tokenize.
 fn documents() -> Vec<String> {
     let sentence = |at: usize| {
         let words = ["tide", "mill", "grain", "sluice", "water", "wheel", "größer", "naïve", "🦀"];

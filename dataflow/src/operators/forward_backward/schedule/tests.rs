@@ -1,4 +1,4 @@
-//! What arrives, and what it lets the device compute.
+//! Arrivals, and the computations that they allow.
 
 use super::*;
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
@@ -42,7 +42,7 @@ fn feed(schedule: &mut DeviceSchedule<Tokens>, step: u64) {
     }
 }
 
-/// What can be computed now: the lanes and grains of the microbatches, in order.
+/// The microbatches that can be computed now: their lanes and grains, in order.
 fn microbatches(schedule: &mut DeviceSchedule<Tokens>) -> Vec<(usize, Vec<usize>)> {
     let mut found = Vec::new();
     while let Some(Computation::Train { lane, range, grains, .. }) = schedule.next() {
