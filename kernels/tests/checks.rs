@@ -59,7 +59,7 @@ fn kernels_that_are_wrong_are_named() {
             "(block.head % (inputs.heads / inputs.group))",
             "attention",
         ),
-        ("head_scan_forward.cu", "gated(whole, z, sigmoid(z))", "gated(whole, z, z)", "head_scan"),
+        ("head_scan_forward.cu", "z.at[k], sigmoid(z.at[k])", "z.at[k], z.at[k]", "head_scan"),
         ("head_scan_backward.cu", "within + to_behind", "0.0f * within + to_behind", "head_scan"),
         ("scan_sums.cu", "sums[j] += share[j];", "sums[j] = share[j];", "head_scan"),
         ("gradient_sums.cu", "sums[j] += value * value;", "sums[j] += value;", "sums of gradients"),

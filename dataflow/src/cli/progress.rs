@@ -29,6 +29,8 @@ pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {
 /// The progress of a training run.
 pub(crate) struct TrainProgress {
     bar: ProgressBar,
+    /// Settings that may surprise: said at the start, from where output that has no reader ends the run in time.
+    remarks: Vec<String>,
     /// As it was measured last.
     memory: Mutex<String>,
     last_line: Mutex<Option<Instant>>,
@@ -37,7 +39,8 @@ pub(crate) struct TrainProgress {
 impl TrainProgress {
     pub(crate) fn new(run: &ResolvedRun) -> Self {
         let bar = bar(run.steps, "{wide_bar} step {pos}/{len} {msg} eta {eta}");
-        Self { bar, memory: Mutex::default(), last_line: Mutex::new(None) }
+        let remarks = run.remarks.clone();
+        Self { bar, remarks, memory: Mutex::default(), last_line: Mutex::new(None) }
     }
 
     pub(crate) fn show(&self, event: &TrainEvent) {
@@ -55,6 +58,7 @@ impl TrainProgress {
                 ..
             } => {
                 self.bar.set_position(*step);
+                self.remarks.iter().for_each(|remark| self.say(&format!("note: {remark}")));
                 let from = if *step == 0 {
                     "starting".to_owned()
                 } else {

@@ -95,11 +95,6 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     {
         note_line!("note: {note}");
     }
-    if shows_progress {
-        for remark in &run.remarks {
-            note_line!("note: {remark}");
-        }
-    }
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
     let endpoint = match arguments.metrics_port.filter(|_| shows_progress) {
