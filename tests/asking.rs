@@ -67,34 +67,38 @@ fn bench() -> Workbench {
     bench
 }
 
+/// A run that learns which letters there are.
+fn longer_config() -> String {
+    let config = config().replace("steps = 5", "steps = 20");
+    config.replace("learning_rate = 3e-3", "learning_rate = 3e-2")
+}
+
 /// The same, asked as a suite, with a task of which some answers are those that the trained model writes.
 fn suite_bench() -> Workbench {
     let bench = bench();
+    bench.write("run.toml", longer_config());
     bench.tidemill(&["train", "run.toml", "-w", "2", "--set", "run.dir=first"]).expect(0);
-    let continuation = |goal: &str, tokens: &str| {
+    let continuation = |goal: &str| {
         let generate = ["generate", "--model", "first", "--temperature", "0", "--ignore-eos"];
-        let asked = ["--prompt", goal, "--max-new-tokens", tokens, "--format", "json"];
+        let asked = ["--prompt", goal, "--max-new-tokens", "2", "--format", "json"];
         let written = bench.tidemill(&[&generate[..], &asked].concat()).expect(0).json();
         written["text"].as_str().unwrap().to_owned()
     };
-    let rows = (0..6).map(|index| {
-        let goal = format!("tide {}", "x".repeat(index + 1));
-        let written = continuation(&goal, if index < 2 { "1" } else { "2" });
+    let goals = ["tide mi", "the wat", "stone", "und of", "wheel a", "turns gr"];
+    let rows = goals.into_iter().enumerate().map(|(index, goal)| {
+        let written = continuation(goal);
+        assert!(!written.is_empty() && !written.contains('\u{fffd}'), "{goal}: {written:?}");
         let continuation = if index % 3 == 2 { format!("{written}#") } else { written };
         serde_json::json!({ "goal": goal, "continuation": continuation })
     });
     let rows: Vec<Value> = rows.collect();
-    assert!(
-        rows.iter().all(|row| row["continuation"] != ""
-            && !row["continuation"].to_string().contains('\u{fffd}'))
-    );
     let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
     bench.write("questions/likely.jsonl", lines.join("\n"));
     bench.write("likely.toml", LIKELY);
     bench.write("suite.toml", SUITE);
     let tasks = TASKS.split_once("[[evaluation.tasks]]").unwrap().0;
     let suite = "[[evaluation.tasks]]\ntask = \"suite.toml\"\ndata = \"questions\"\n";
-    bench.write("run.toml", config() + tasks + suite);
+    bench.write("run.toml", longer_config() + tasks + suite);
     bench
 }
 
@@ -112,7 +116,7 @@ source = { file = "likely" }
 fn a_run_has_the_averages_of_a_suite_as_evaluate_has() {
     let bench = suite_bench();
     let told = bench.tidemill(&["train", "run.toml", "-w", "2"]).expect(0).stderr;
-    assert!(told.contains("step 5: suite: all "), "{told}");
+    assert!(told.contains("step 20: suite: all "), "{told}");
     let last: Value = serde_json::from_str(lines(&bench, "run").last().unwrap()).unwrap();
     let evaluate = ["evaluate", "--model", "run", "--data", "questions", "--max-length", "17"];
     let asked = ["--format", "json", "--tasks", "suite.toml"];

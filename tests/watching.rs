@@ -169,8 +169,9 @@ fn a_trace_has_every_operator_and_thread() {
     bench.tidemill(&[&traced[..], &some].concat()).expect(0);
     let events = trace(&bench.path("trace.json"));
     let device = events.iter().filter(|event| event["name"] == "forward and backward");
-    let steps: BTreeSet<u64> =
-        device.map(|event| event["args"]["step"].as_u64().unwrap()).collect();
+    let steps = device.map(|event| event["args"]["step"].as_u64().unwrap());
+    // Spans of a thread that does not know its step are written while a device has one of these in hand.
+    let steps: BTreeSet<u64> = steps.filter(|&step| step > 0).collect();
     assert_eq!(steps, BTreeSet::from([3, 4]));
     for worker in 0..2 {
         let names = spans(&events, &format!("worker {worker}: operators"));
