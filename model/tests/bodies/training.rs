@@ -15,7 +15,7 @@ use super::transformers::{CASES, expected, numbers, tokens};
 
 /// Promised in fp32 is 2e-3. What is seen is 2e-6, and a test as loose as the promise would pass over, say, a decay
 /// of the vectors, which moves the second loss by 5e-4 in one case and less in the others.
-const TOLERANCES: [f64; 2] = [5e-5, 2e-2];
+const TOLERANCES: [f64; 2] = [5e-5, 4e-2];
 
 /// The optimizer's side of a step on one worker.
 struct Optimizer<B: Backend> {
