@@ -158,6 +158,7 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
             }
             put_two(place(arguments.dz, row, my.channel), channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
         });
+        warp_barrier();  // else the compiler loads what is behind it early, and has no registers for that
         const auto weights = [&](u32 other) { return weights_of_earlier<CHANNELS>(steps, dy, x, own, other); };
         form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, weights, b);
     }

@@ -254,7 +254,7 @@ DEVICE void move_on(State& state, const Steps& steps, const float (&weights)[LEN
 template <u32 COLUMNS>
 DEVICE void put_rows(const SharedRows<COLUMNS>& to, const activation* from, u64 stride, u32 rows, u32 columns, bool wide) {
     constexpr u32 CHUNK = SharedRows<COLUMNS>::CHUNK, CHUNKS = SharedRows<COLUMNS>::CHUNKS;
-#pragma unroll 2
+#pragma unroll 4
     for (u32 i = threadIdx.x; i < LENGTH * CHUNKS; i += CHUNK_THREADS) {
         const u32 row = i / CHUNKS, column = i % CHUNKS * CHUNK;
         activation* const place = to.chunk(row, column);

@@ -311,8 +311,11 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
         assert_change_shows(&[32, 64], SourceChange { source, from, to }, body);
     }
     // Only chunks of bf16 have tiles between tiles, and rests.
-    let rests =
-        ("split_product.h", "first - first_of(high), second - second_of(high)", "0.0f, 0.0f");
+    let rests = (
+        "split_product.h",
+        "first - first_of(high), second - second_of(high)",
+        "0.0f * first_of(high), 0.0f",
+    );
     let between = (CHUNK, "(between * steps.behind[earlier])", "steps.behind[earlier]");
     for (source, from, to) in [rests, between] {
         assert_change_shows::<Bf16>(&[32], SourceChange { source, from, to }, long_samples_agree);
