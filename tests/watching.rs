@@ -147,6 +147,16 @@ fn a_trace_has_every_operator_and_thread() {
         assert!(steps >= 4, "of 5 steps the first compiles kernels: {device:?}");
         let optimizer = spans(&events, &format!("thread optimizer-{worker}"));
         assert!(optimizer.iter().any(|name| name == "updating parameters"), "{optimizer:?}");
+        // Two lanes and three steps behind the first, which prepares the device, at least.
+        let queue = spans(&events, &format!("thread device-{worker}: device queue"));
+        let computed = queue.iter().filter(|name| *name == "forward and backward").count();
+        assert!(computed >= 5, "{queue:?}");
+        let queue = spans(&events, &format!("thread optimizer-{worker}: device queue"));
+        for work in
+            ["summing gradients", "mean gradients", "updating parameters", "gathering parameters"]
+        {
+            assert!(queue.iter().any(|name| name == work), "{work} is not in {queue:?}");
+        }
         let times = events.iter().filter_map(|event| event["ts"].as_f64());
         begins.push(times.fold(f64::INFINITY, f64::min));
     }

@@ -52,6 +52,7 @@ pub mod measure;
 pub mod optimize;
 pub mod owned;
 pub mod plan;
+mod queue_trace;
 pub mod reduce;
 pub(crate) mod requests;
 pub mod sample_names;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::error::Actor;
-use super::trace::{Trace, Track};
+use super::trace::{QueueTrack, Trace, Track};
 
 /// The phase of a thread of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -229,8 +229,13 @@ pub fn enter(phase: Phase, step: u64) {
     here(|station| station.enter(phase, step));
 }
 
-/// The step that this thread has in hand.
-pub(super) fn step() -> u64 {
+/// A track of the trace for a device stream of this thread, where the run writes a trace.
+pub(crate) fn queue_track(name: &str) -> Option<QueueTrack> {
+    here(|station| station.track.as_ref().map(|track| track.queue(&station.actor, name))).flatten()
+}
+
+/// The step that this thread has in hand; 0 where none has begun, or it does not know.
+pub(crate) fn step() -> u64 {
     here(|station| station.place().1).unwrap_or(0)
 }
 

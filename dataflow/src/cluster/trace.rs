@@ -2,7 +2,8 @@
 //!
 //! Each worker has a track of its operators, as timely schedules them, and each thread of a run one of the [phases](super::progress::Phase)
 //! that it goes through: what a device thread computes, what an optimizer thread sums, waits for and updates, what is written of a
-//! checkpoint. All stand on one clock, the machine's, so that files of several processes can be laid over each other.
+//! checkpoint. Each device stream has a track too: the work on it, by the device's own times ([`QueueTrack`]). All stand on one clock, the
+//! machine's, so that files of several processes can be laid over each other.
 //!
 //! The format is the JSON array of the Trace Event Format (Google, "Trace Event Format", 2016), of complete events (`"ph": "X"`) with
 //! microseconds. Spans are written as they end, whole lines at a time: of a process that is killed the file lacks its last spans and the
@@ -94,6 +95,14 @@ impl Trace {
     /// Whether spans that end now are written.
     fn is_in_hand(&self) -> bool {
         self.steps.contains(&self.in_hand.load(Ordering::Relaxed))
+    }
+
+    /// Whether spans of this step are written; of a thread that does not know its step, 0, those that end now.
+    fn is_wanted(&self, step: u64) -> bool {
+        match step {
+            0 => self.is_in_hand(),
+            step => self.steps.contains(&step),
+        }
     }
 
     /// Writes what waits and the end; spans that end later are left out.
@@ -256,10 +265,7 @@ impl Track {
         let now = self.trace.origin.elapsed();
         *current = (phase, step, now);
         drop(current);
-        let is_written = match of_step {
-            0 => self.trace.is_in_hand(),
-            of_step => self.trace.steps.contains(&of_step),
-        };
+        let is_written = self.trace.is_wanted(of_step);
         if step > 0 && matches!(phase, Phase::ForwardBackward | Phase::PreparingDevice) {
             self.trace.in_hand.store(step, Ordering::Relaxed);
         }
@@ -268,6 +274,42 @@ impl Track {
             let arguments = format!(r#","args":{{"step":{of_step}}}"#);
             self.trace.span(self.track, &name, [begun, now], &arguments);
         }
+    }
+}
+
+impl Track {
+    /// A track for a device stream that this thread enqueues work on.
+    pub(super) fn queue(&self, actor: &Actor, name: &str) -> QueueTrack {
+        let trace = self.trace.clone();
+        QueueTrack { track: trace.track(&format!("{actor}: {name}")), trace }
+    }
+}
+
+/// The track of a device stream: the work on it, from when the device began it to when the device had done it.
+#[derive(Debug)]
+pub struct QueueTrack {
+    trace: Trace,
+    track: u64,
+}
+
+impl QueueTrack {
+    /// The time on the trace's clock.
+    pub(crate) fn now(&self) -> Duration {
+        self.trace.origin.elapsed()
+    }
+
+    /// Whether work of this step, which the host enqueues now, is to be written; 0 where the step is not known.
+    pub(crate) fn is_wanted(&self, step: u64) -> bool {
+        self.trace.is_wanted(step)
+    }
+
+    /// Writes work of step `step` (0: not known) between two times.
+    pub(crate) fn span(&self, name: &str, step: u64, between: [Duration; 2]) {
+        let arguments = match step {
+            0 => String::new(),
+            step => format!(r#","args":{{"step":{step}}}"#),
+        };
+        self.trace.span(self.track, &format!("\"{name}\""), between, &arguments);
     }
 }
 

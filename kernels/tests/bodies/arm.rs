@@ -16,7 +16,7 @@ pub struct Arm<B> {
 impl<B: Backend> Arm<B> {
     pub fn new(name: impl Into<String>, backend: B) -> Self {
         let (sizes, sums) = match backend.device_kind().backend.as_str() {
-            "cpu" => (Sizes::Full, Sums::OneByOne),
+            "cpu" => (Sizes::Host, Sums::OneByOne),
             "emulator" => (Sizes::Small, Sums::Ordered),
             _ => (Sizes::Full, Sums::Ordered),
         };
@@ -29,6 +29,8 @@ impl<B: Backend> Arm<B> {
 pub enum Sizes {
     /// Every combination of sizes.
     Full,
+    /// The same, but for those that only many blocks at once have a path for.
+    Host,
     /// Every size, but few combinations: for an emulator that takes microseconds a thread.
     Small,
 }
@@ -37,8 +39,16 @@ impl Sizes {
     /// What this arm is given of two lists.
     pub fn choose<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
         match self {
-            Self::Full => full,
+            Self::Full | Self::Host => full,
             Self::Small => small,
+        }
+    }
+
+    /// The same of lists whose full one is for the many blocks of a GPU.
+    pub fn choose_for_gpu<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
+        match self {
+            Self::Full => full,
+            Self::Host | Self::Small => small,
         }
     }
 }

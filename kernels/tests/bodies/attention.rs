@@ -59,7 +59,13 @@ fn check_case<B: Backend<Activation: Number>>(
 fn sizes(sizes: Sizes) -> Vec<[usize; 2]> {
     let positions = [1, 2, 63, 64, 65, 127, 129, 200];
     let widths = [1, 5, 16, 40, 64, 80, 128, 256];
-    let full = positions.into_iter().flat_map(|t| widths.map(|p| [t, p])).collect();
+    let full: Vec<_> = positions.into_iter().flat_map(|t| widths.map(|p| [t, p])).collect();
+    // Each of both, with every second of the others.
+    let every_second = |(place, size): (usize, &[usize; 2])| {
+        (place % 2 == place / widths.len() % 2).then_some(*size)
+    };
+    let half = full.iter().enumerate().filter_map(every_second).collect();
+    let full = sizes.choose_for_gpu(full, half);
     let small = vec![[1, 5], [2, 64], [65, 16], [70, 40], [130, 1], [33, 80], [3, 128], [2, 256]];
     sizes.choose(full, small)
 }

@@ -103,7 +103,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
 pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    let rows = device.sizes.choose(vec![4096], vec![200])[0];
+    let rows = device.sizes.choose_for_gpu(vec![4096], vec![200])[0];
     // Columns of one block of groups and of several, whole tiles and parts of them; on a whole device, columns that few blocks have too.
     let all = vec![
         (1, 160, 8),
@@ -114,8 +114,9 @@ pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
         (6, 2568, 2560),
         (7, 160, 5120),
     ];
-    for (seed, inner, columns) in
-        device.sizes.choose(all, vec![(1, 160, 8), (2, 1032, 24), (3, 525, 33), (4, 520, 84)])
+    for (seed, inner, columns) in device
+        .sizes
+        .choose_for_gpu(all, vec![(1, 160, 8), (2, 1032, 24), (3, 525, 33), (4, 520, 84)])
     {
         let mut inputs = Inputs::new(seed);
         let a = inputs.uniform_of::<B::Activation>(rows * inner, -1.0, 1.0);
@@ -128,13 +129,14 @@ pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
             let label = format!("ordered product of {rows} rows, inner {inner}, seed {seed}");
             let whole = product(&mut device, &label, initial, a.matrix(), weight.matrix());
             whole.iter().for_each(|out| transcript.record(&label, out));
-            for count in device.sizes.choose(
+            for count in device.sizes.choose_for_gpu(
                 vec![1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 1024],
                 vec![1, 7, 16, 17, 33, 64, 65, 129],
             ) {
-                for first in
-                    device.sizes.choose(vec![0, rows / 2 - 3, rows - count], vec![rows - count])
-                {
+                for first in device.sizes.choose(
+                    vec![0, (rows / 2 - 3).min(rows - count), rows - count],
+                    vec![rows - count],
+                ) {
                     let label = format!("{label}, {count} from {first}");
                     let inside = first * columns..(first + count) * columns;
                     let initial = initial.map(|initial| &initial[inside.clone()]);

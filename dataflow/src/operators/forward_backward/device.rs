@@ -24,6 +24,7 @@ use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
+use crate::operators::queue_trace::QueueTrace;
 use crate::operators::samples::Grain;
 use crate::operators::ticket::Ready;
 
@@ -59,6 +60,7 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
     sums: LaneSums<B>,
     replies: &'a Replies<DeviceReply>,
     lane: LaneSoFar,
+    trace: QueueTrace<B>,
 }
 
 /// The results of the microbatches of the lane at hand.
@@ -101,10 +103,14 @@ fn serve<B: Backend, M: Trainable<B>>(
     let workspace = plan_workspace(parts, &mut stream)?;
     let sums = LaneSums::of(parts, &borrower);
     let of_run = (parts.model.layout(), &*parts.plan, parts.schedule.workers());
+    let trace = QueueTrace::new(&*parts.backend, &mut stream, "device queue")?;
     let mut replica = Replica::new(&*parts.backend, stream, borrower, of_run)?;
     let lane = LaneSoFar::default();
-    let mut computer = Computer { parts, workspace, sums, replies, lane };
+    let mut computer = Computer { parts, workspace, sums, replies, lane, trace };
     let served = computer.serve(&mut replica, jobs);
+    if served.is_ok() {
+        computer.trace.finish(&*parts.backend)?;
+    }
     replica.finish(&parts.backend);
     served
 }
@@ -179,7 +185,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let mut outbox = Outbox { step: of.step, round, parts, replies: self.replies, post };
         let mut device = Device { backend: &*parts.backend, stream };
         let samples: Vec<_> = grains.into_iter().flat_map(|grain| grain.samples).collect();
+        let Device { backend, stream } = &mut device;
+        self.trace.synchronize(backend, stream)?;
+        let begun = self.trace.begin(backend, stream)?;
         self.compute(&mut device, &mut *source, &mut outbox, of, &samples)?;
+        self.trace.end(device.backend, device.stream, "forward and backward", begun)?;
         if of.ends_lane {
             self.replies.send(DeviceReply::Loss(self.end_lane(of)))?;
         }
@@ -257,6 +267,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let Borrowed { mut source, stream, sums } = replica.borrow(backend, model.layout())?;
         self.sums.reuse(sums);
         let mut device = Device { backend: &**backend, stream };
+        let begun = self.trace.begin(device.backend, device.stream)?;
         let mut evaluated = Vec::with_capacity(grains.len());
         let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
@@ -288,6 +299,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
             evaluated.extend(evaluation_losses(updates, grains, (losses, greedy)));
         }
+        self.trace.end(device.backend, device.stream, "evaluating", begun)?;
         Ok(self.replies.send(DeviceReply::Evaluated(evaluated))?)
     }
 

@@ -10,6 +10,7 @@ use tidemill_kernels::{Backend, MemoryPlace, Run, Slice, SliceMut};
 use tidemill_model::{BlockWalk, Device, Direction, Lease, ParameterSource, Parameters, Result};
 
 use crate::operators::gather_plan::{FromMember, GatherPlan, GatheredUse};
+use crate::operators::queue_trace::QueueTrace;
 use crate::operators::span::{GatheredBlocks, Span};
 
 /// Memory for the parameters of a block.
@@ -42,6 +43,7 @@ pub(super) struct GatheredParameters<B: Backend> {
     current: usize,
     /// Since it was asked for.
     spent: GatheredBlocks<B>,
+    trace: QueueTrace<B>,
 }
 
 impl<B: Backend> GatheredParameters<B> {
@@ -59,13 +61,21 @@ impl<B: Backend> GatheredParameters<B> {
             })
         };
         let places = [place()?, place()?];
-        let (stream, spent) = (backend.device_stream()?, GatheredBlocks::default());
-        Ok(Self { member, plan, stream, places, current: 0, spent })
+        let (mut stream, spent) = (backend.device_stream()?, GatheredBlocks::default());
+        let trace = QueueTrace::new(*backend, &mut stream, "gathering queue")?;
+        Ok(Self { member, plan, stream, places, current: 0, spent, trace })
     }
 
     /// The time that gathering took since the last call.
     pub(super) fn spent(&mut self) -> GatheredBlocks<B> {
         std::mem::take(&mut self.spent)
+    }
+
+    /// Waits for all copies, and writes down when they were.
+    pub(super) fn finish(&mut self, backend: &B) -> Result<()> {
+        let copied = backend.record(&mut self.stream)?;
+        backend.wait(&copied)?;
+        Ok(self.trace.finish(backend)?)
     }
 
     /// On which parameters are copied from their holders.
@@ -98,7 +108,7 @@ pub(super) struct BlockByBlock<'a, B: Backend> {
 impl<B: Backend> BlockByBlock<'_, B> {
     /// Brings the parameters that a block reads to `place`.
     fn bring(&mut self, backend: &B, entered: (usize, Direction), place: usize) -> Result<()> {
-        let GatheredParameters { member: own, plan, stream, places, spent, .. } =
+        let GatheredParameters { member: own, plan, stream, places, spent, trace, .. } =
             &mut *self.gathered;
         let place = &mut places[place];
         place.uses.clear();
@@ -129,7 +139,9 @@ impl<B: Backend> BlockByBlock<'_, B> {
             }
             place.uses.push(use_index);
         }
-        place.coming = Some(Interval { from, to: backend.record_timed(stream)? });
+        let coming = Interval { from, to: backend.record_timed(stream)? };
+        trace.note(backend, "gathering parameters", &coming)?;
+        place.coming = Some(coming);
         Ok(())
     }
 

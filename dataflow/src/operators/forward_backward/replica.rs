@@ -86,8 +86,7 @@ impl<B: Backend> Replica<B> {
     /// Waits for reads of others' memory, before they may be given up. A device that fails has said so.
     pub(super) fn finish(&mut self, backend: &B) {
         if let Some(gathered) = &mut self.gathered {
-            let copied = backend.record(gathered.stream());
-            let _ = copied.and_then(|copied| backend.wait(&copied));
+            let _ = gathered.finish(backend);
         }
     }
 }

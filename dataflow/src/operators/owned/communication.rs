@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
-use tidemill_collective::communicator::{Communicator, Spent};
+use tidemill_collective::communicator::{Communicator, Interval, Spent};
 use tidemill_kernels::Backend;
 
 use crate::operators::companion::{Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::measure::{Communication, CommunicationReport};
+use crate::operators::queue_trace::QueueTrace;
 use crate::operators::span::{GatheredBlocks, Span, SpentTime};
 use crate::operators::ticket::Ticket;
 
@@ -60,16 +61,22 @@ impl<B: Backend> CommunicationLedger<B> {
         self.replies = Some(replies);
     }
 
-    /// A step was computed and summed: behind `done`, with parameters gathered in `blocks`.
+    /// A step was computed and summed: behind `done`, with parameters gathered in `blocks`. The collectives go into `trace` too.
     pub(super) fn close(
         &mut self,
+        (backend, trace): (&B, &mut QueueTrace<B>),
         communicator: &mut dyn Communicator<B>,
         (done, blocks): (B::Event, GatheredBlocks<B>),
-    ) {
+    ) -> tidemill_kernels::Result<()> {
         let spent = communicator.spent();
+        let mut note =
+            |name, of: &[Interval<B>]| of.iter().try_for_each(|it| trace.note(backend, name, it));
+        note("summing gradients", &spent.sums)?;
+        note("gathering parameters", &spent.gathers)?;
         if self.replies.is_some() {
             self.steps.push_back(OfStep { spent, done, blocks });
         }
+        Ok(())
     }
 
     /// Answers the cost of the first step that was not asked for, which is that of `ticket`.

@@ -26,6 +26,7 @@ use crate::operators::error::GraphError;
 use crate::operators::lending::{Lender, TakenBack};
 use crate::operators::optimize::ScheduledRule;
 use crate::operators::plan::TrainingPlan;
+use crate::operators::queue_trace::QueueTrace;
 use crate::operators::ticket::{Ready, Ticket};
 use crate::state_arenas::StateArenas;
 
@@ -80,6 +81,7 @@ pub(super) struct OwnedState<B: Backend> {
     staged: Staged<B>,
     /// Behind the copy of them.
     copied: Option<B::Event>,
+    trace: QueueTrace<B>,
 }
 
 impl<B: Backend> OwnedState<B> {
@@ -97,6 +99,7 @@ impl<B: Backend> OwnedState<B> {
         let states = state.states.elements();
         state.staged = Staged::prepare(&*state.backend, staging, state.owned, &states);
         let ended = begun.and_then(|()| state.run(jobs));
+        let ended = ended.and_then(|()| Ok(state.trace.finish(&*state.backend)?));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
             // Work that waits for others on the device would not end before they are told.
@@ -145,6 +148,7 @@ impl<B: Backend> OwnedState<B> {
         let states = OwnedStates::new(device, arenas, &buckets, state.states.as_deref())?;
         let chunks = buckets.iter().map(|bucket| bucket.part.chunks.len()).sum();
         let squares = backend.allocate(&mut stream, chunks)?;
+        let trace = QueueTrace::new(&*backend, &mut stream, "device queue")?;
         Ok(Self {
             backend,
             stream,
@@ -170,6 +174,7 @@ impl<B: Backend> OwnedState<B> {
             gathered: 0,
             staged: Staged::Nothing,
             copied: None,
+            trace,
         })
     }
 
@@ -249,7 +254,8 @@ impl<B: Backend> OwnedState<B> {
         };
         self.is_lent = false;
         if let Some((communicator, own)) = self.lender.communicator.as_mut().zip(own) {
-            self.communication.close(&mut **communicator, own);
+            let trace = (&*self.backend, &mut self.trace);
+            self.communication.close(trace, &mut **communicator, own)?;
         }
         if let Sums::Alone(held) = &mut self.sums {
             *held = sums;
@@ -311,9 +317,11 @@ impl<B: Backend> OwnedState<B> {
             let ends: Vec<usize> = ends.collect();
             let out = SliceMut::new(&mut self.squares, self.squared.len(), ends.len())?;
             let (backend, stream) = (&*self.backend, &mut self.stream);
+            let begun = self.trace.begin(backend, stream)?;
             let all = SliceMut::all(sums);
             backend.mean_gradient(stream, all, first, others, elements, tokens as f32)?;
             backend.sums_of_squares(stream, out, Slice::new(sums, first, elements)?, &ends)?;
+            self.trace.end(backend, stream, "mean gradients", begun)?;
             self.squared.extend(part.chunks.clone());
         }
         self.means += 1;
@@ -324,6 +332,7 @@ impl<B: Backend> OwnedState<B> {
         let _waiting = progress::during(Phase::WaitingForDevice);
         let squares = Slice::new(&self.squares, 0, self.squared.len())?;
         let squares = self.backend.to_vec(&mut self.stream, squares)?;
+        self.trace.synchronize(&*self.backend, &mut self.stream)?;
         Ok(Some(self.squared.drain(..).zip(squares).collect()))
     }
 
@@ -333,6 +342,7 @@ impl<B: Backend> OwnedState<B> {
         if let Some(copied) = self.copied.take() {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
+        let begun = self.trace.begin(&*self.backend, &mut self.stream)?;
         let Self { backend, stream, snapshots, rule, lender, runs, sums, states, .. } = self;
         let OwnedBucket { part, slots, gathered, beside, .. } = &self.buckets[bucket];
         let range = &part.range;
@@ -361,6 +371,7 @@ impl<B: Backend> OwnedState<B> {
                 Ok(())
             })?;
         }
+        self.trace.end(&**backend, stream, "updating parameters", begun)?;
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
         // Those that hold the parameters with this worker read it where it is, once it is lent.
