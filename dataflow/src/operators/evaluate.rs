@@ -66,6 +66,11 @@ impl<S: Sample> Evaluation<S> {
     pub fn new(plan: EvaluationPlan, source: impl SampleSource<Sample = S>) -> Self {
         Self { plan, source: Box::new(source) }
     }
+
+    /// The same on a worker that does not [train](TrainingPlan::trainers).
+    pub fn elsewhere(plan: EvaluationPlan) -> Self {
+        Self::new(plan, None::<Box<dyn SampleSource<Sample = S>>>)
+    }
 }
 
 /// This worker's grains of each evaluation that is due, all of which will come: only
@@ -140,7 +145,7 @@ impl<S> EvaluationCutter<S> {
 
 /// A source of grains to evaluate.
 pub trait EvaluationSamples<'scope> {
-    /// This worker's part of each evaluation that is due.
+    /// This worker's part of each evaluation that is due; nothing where it does not [train](TrainingPlan::trainers).
     ///
     /// # Contract
     /// - Output: at timestamp u, for each u after which an evaluation is due, this worker's grains of it, in order.
@@ -209,7 +214,10 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
         let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
         source.set_wake(super::wake(self, &builder.operator_info()));
         let (actor, abort) = (Actor::Worker(self.index()), abort.clone());
-        let own = evaluation.worker_grains(&plan.batch, self.index(), self.peers());
+        let own = match plan.trainers.place_in(self, &abort).among() {
+            Some((rank, ranks)) => evaluation.worker_grains(&plan.batch, rank, ranks),
+            None => 0..0,
+        };
         let mut cutter = Some(EvaluationCutter::new(evaluation, Arc::clone(plan), own));
         builder.build(move |mut capabilities| {
             let mut capability = capabilities.pop();
@@ -253,10 +261,10 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
 
 /// Sums the losses of an evaluation.
 pub trait Evaluate<'scope> {
-    /// The mean loss of each evaluation, on worker 0.
+    /// The mean loss of each evaluation, on the first worker that [trains](TrainingPlan::trainers).
     ///
     /// # Contract
-    /// - Input: the losses of all grains, exchanged to worker 0.
+    /// - Input: the losses of all grains, exchanged to that worker.
     /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the requests'
     ///   stand for themselves, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
@@ -313,7 +321,8 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
         let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
         let of_samples = evaluation.sample_grains(&plan.batch) as u64;
         let plan = Arc::clone(plan);
-        let to_first = Exchange::new(|_: &EvaluationLoss| 0);
+        let first = plan.trainers.place_in(self.scope(), &abort).worker(0) as u64;
+        let to_first = Exchange::new(move |_: &EvaluationLoss| first);
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
             let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();
             move |input, output| {
