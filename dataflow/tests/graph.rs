@@ -11,6 +11,8 @@ mod harness;
 mod lane_owner;
 #[path = "graph/standstill.rs"]
 mod standstill;
+#[path = "graph/trainers.rs"]
+mod trainers;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -18,9 +20,8 @@ use std::sync::{Arc, LazyLock};
 
 use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN, VOCAB};
 use harness::{Grains, Outcome, Rule, Run, State, Subject, random};
-use tidemill::cluster::{ClusterError, ExitClass};
+use tidemill::cluster::ClusterError;
 use tidemill::kernels::{Cpu, FloatEnvironment};
-use tidemill::operators::Trainers;
 use tidemill::parallel::Sharding;
 
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
@@ -210,50 +211,6 @@ fn grains_of_one_s_own_are_evaluated_like_those_of_a_source() {
     for workers in [1, 3] {
         same(&Run { workers, grains: Grains::Own, ..Run::default() });
     }
-}
-
-/// The weights of K of N workers are those of K workers alone, which are those of one. The others start nothing of a device: they have
-/// none; and what they do is to make grains, where these do not come from a source.
-#[test]
-fn some_of_the_workers_of_a_dataflow_train_to_the_same_bits() {
-    let two = Run { workers: 2, ..Run::default() }.run().unwrap();
-    assert_eq!(two, *REFERENCE);
-    for (workers, trainers) in [(5, vec![1, 3]), (5, vec![4, 0]), (4, vec![3]), (3, vec![2, 0, 1])]
-    {
-        let trainers = Trainers::these(trainers).unwrap();
-        for grains in [Grains::Cut, Grains::Own] {
-            let run = Run { workers, grains, trainers: trainers.clone(), ..Run::default() };
-            let (checkpoint_every, staging_bytes) = (1, Some(0));
-            assert_eq!(run.run().unwrap(), two, "{run:?}");
-            let often = Run { checkpoint_every, staging_bytes, window_bytes: 80, ..run };
-            assert_eq!(often.run().unwrap().checkpoints[&6], two.checkpoints[&6], "{often:?}");
-        }
-    }
-    for sharding in [Sharding::Gradients, Sharding::Parameters] {
-        let trainers = Trainers::these([1, 2, 4]).unwrap();
-        same(&Run { workers: 5, trainers, sharding, microbatch: 100, ..Run::default() });
-    }
-    // They may be workers of one of several processes, and one alone any.
-    for trainers in [vec![2, 3], vec![3]] {
-        let trainers = Trainers::these(trainers).unwrap();
-        same(&Run { workers: 4, processes: 2, trainers, ..Run::default() });
-    }
-}
-
-#[test]
-fn workers_that_cannot_be_those_that_train_are_refused() {
-    let refused = |workers, processes, trainers: &[usize]| {
-        let trainers = Trainers::these(trainers.iter().copied()).unwrap();
-        let (error, _) =
-            Run { workers, processes, trainers, ..Run::default() }.run_to_failure();
-        assert_eq!(error.exit_class(), ExitClass::FixInput);
-        error.with_causes()
-    };
-    let text = refused(5, 1, &[1, 5]);
-    assert!(text.contains("below 5, found 5"), "{text}");
-    let text = refused(4, 2, &[0, 2]);
-    assert!(text.contains("threads of one process"), "{text}");
-    assert!(Trainers::these([]).is_err(), "none");
 }
 
 #[test]

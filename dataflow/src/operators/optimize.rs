@@ -71,7 +71,8 @@ struct Addressed<D> {
 /// A copy of a record for each worker that trains.
 fn to_trainers<D: Copy>(place: &Place) -> impl FnMut(D) -> Vec<Addressed<D>> + use<D> {
     let place = place.clone();
-    let addressed = |record| move |&worker: &usize| Addressed { destination: worker as u32, record };
+    let addressed =
+        |record| move |&worker: &usize| Addressed { destination: worker as u32, record };
     move |record| place.trainers().iter().map(addressed(record)).collect()
 }
 

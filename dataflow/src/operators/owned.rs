@@ -33,8 +33,8 @@ use timely::scheduling::SyncActivator;
 pub(super) use self::staging::Staging;
 use self::state::OwnedState;
 use super::companion::{Companion, Replies, SharedCompanion};
-use super::lending::Lender;
 use super::error::GraphError;
+use super::lending::Lender;
 use super::measure::CommunicationReport;
 use super::optimize::ScheduledRule;
 use super::plan::TrainingPlan;
@@ -191,7 +191,15 @@ impl OptimizerThread {
             let parts = Optimizer { backend, layout: &layout, state, lender, rule };
             OwnedState::serve((parts, &of_thread), plan, staging, (rank, ranks), jobs)
         })?;
-        Ok(Self { thread: Some(thread), abort: abort.clone(), place, staging, arenas, owned, rounds })
+        Ok(Self {
+            thread: Some(thread),
+            abort: abort.clone(),
+            place,
+            staging,
+            arenas,
+            owned,
+            rounds,
+        })
     }
 
     /// No thread.

@@ -331,8 +331,7 @@ impl Run {
             }
             let (run, subject, complete) = (self.clone(), subject.clone(), Arc::clone(complete));
             let of_process = process * local_workers..(process + 1) * local_workers;
-            let mut local: Vec<&B> =
-                of_process.map(|worker| &**subject.device(worker)).collect();
+            let mut local: Vec<&B> = of_process.map(|worker| &**subject.device(worker)).collect();
             // Some of the workers are all of one process.
             local.truncate(self.ranks());
             let ends = self.communicators(&local, &settings);
@@ -443,15 +442,16 @@ impl Run {
             };
             let streams = match (self.grains, training) {
                 (Grains::Cut, Some(training)) => training.build(scope, source, Some(evaluation)),
-                (Grains::Own, Some(training)) => {
-                    training.build_over(made(scope), Some(evaluation))
-                }
+                (Grains::Own, Some(training)) => training.build_over(made(scope), Some(evaluation)),
                 (Grains::Cut, None) => {
                     Training::<B, M>::build_elsewhere(scope, &plan, &abort, Some(planned))
                 }
-                (Grains::Own, None) => {
-                    Training::<B, M>::build_over_elsewhere(made(scope), &plan, &abort, Some(planned))
-                }
+                (Grains::Own, None) => Training::<B, M>::build_over_elsewhere(
+                    made(scope),
+                    &plan,
+                    &abort,
+                    Some(planned),
+                ),
             };
             let gate = self.gate(Stuck::Operator).filter(|_| index == 0);
             streams.reports.inspect(move |report| {
