@@ -74,9 +74,7 @@ pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use error::GraphError;
-pub use evaluate::{
-    Evaluate, Evaluation, EvaluationReport, EvaluationSamples, RequestAnswer, TaskScores,
-};
+pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples, Scores, TaskScores};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};
