@@ -7,7 +7,8 @@
 //! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. Where your program already has a timely
 //! runtime, or something is to stand between two operators, you write the chain yourself: this is all of it. `EmbeddedRun` sees that
 //! a failure of one worker ends all. The example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
-//! gradients are final.
+//! gradients are final. It trains on one worker, on two, and on two of three: the third builds the same dataflow, as timely wants it,
+//! and is free for something else.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,8 +32,8 @@ use tidemill::operators::optimize::{OptimizeInputs, OptimizeStreams};
 use tidemill::operators::train::LoopEnds;
 use tidemill::operators::{
     Compute, ForwardBackward, Gather, InitialState, LaneLoss, Optimize, Optimizer, OptimizerThread,
-    Reduce, SampleSource, Samples, ScheduledRule, StepReport, TrainingLoop, TrainingPlan, Wake,
-    lending,
+    Reduce, SampleSource, Samples, ScheduledRule, StepReport, Trainers, TrainingLoop, TrainingPlan,
+    Wake, lending,
 };
 use timely::dataflow::operators::Inspect;
 use timely::dataflow::operators::vec::ToStream;
@@ -46,17 +47,23 @@ const STEPS: u64 = 40;
 
 /// What a worker's chain is made of.
 struct Parts {
+    plan: Arc<TrainingPlan>,
+    abort: Abort,
+    /// None where the worker does not train.
+    trainer: Option<Trainer>,
+}
+
+/// What a worker needs that trains.
+struct Trainer {
     cpu: Arc<Cpu>,
     model: Arc<LanguageModel<Cpu>>,
-    plan: Arc<TrainingPlan>,
     /// Its end of what sums between workers; none where it is alone.
     end: Option<Box<dyn Communicator<Cpu>>>,
-    abort: Abort,
 }
 
 /// The streams of a chain that the program looks at.
 struct Tapped<'scope> {
-    /// One a step, the same on every worker.
+    /// One a step, the same on every worker that trains.
     reports: StreamVec<'scope, u64, StepReport>,
     /// One for each lane of the worker and step.
     losses: StreamVec<'scope, u64, LaneLoss>,
@@ -68,27 +75,31 @@ fn train_in<'scope>(
     parts: Parts,
     ready_buckets: Rc<Cell<u64>>,
 ) -> Tapped<'scope> {
-    let Parts { cpu, model, plan, end, abort } = parts;
+    let Parts { plan, abort, trainer } = parts;
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
     let rule = ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS);
-    // A worker that waits for others must hear of it when the run is ended.
-    if let Some(end) = &end {
-        abort.on_abort(end.abort_handle());
-    }
-    // Two threads take turns with the parameters: one computes with them, one updates them.
-    let (borrower, lender) = lending(end);
-    let layout = Trainable::<Cpu>::layout(&*model);
-    let parameters = Arc::new(Trainable::<Cpu>::initialize(&*model, 17));
-    let optimizer = Optimizer {
-        backend: Arc::clone(&cpu),
-        layout,
-        state: InitialState { parameters, states: None },
-        lender,
-        rule: rule.clone(),
+    let (thread, compute) = match trainer {
+        Some(Trainer { cpu, model, end }) => {
+            // A worker that waits for others must hear of it when the run is ended.
+            if let Some(end) = &end {
+                abort.on_abort(end.abort_handle());
+            }
+            // Two threads take turns with the parameters: one computes with them, one updates them.
+            let (borrower, lender) = lending(end);
+            let parameters = Arc::new(Trainable::<Cpu>::initialize(&*model, 17));
+            let optimizer = Optimizer {
+                backend: Arc::clone(&cpu),
+                layout: Trainable::<Cpu>::layout(&*model),
+                state: InitialState { parameters, states: None },
+                lender,
+                rule: rule.clone(),
+            };
+            let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
+            let stop = Arc::new(AtomicBool::new(false));
+            (thread, Some(Compute { backend: cpu, model, borrower, stop }))
+        }
+        None => (OptimizerThread::start(None::<Optimizer<'_, Cpu>>, &plan, &abort, scope), None),
     };
-    let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
-    let stop = Arc::new(AtomicBool::new(false));
-    let compute = Compute { backend: cpu, model: Arc::clone(&model), borrower, stop };
 
     // The beginnings of what goes round.
     let (begins, loops) = TrainingLoop::open(scope);
@@ -130,11 +141,17 @@ struct Told {
 }
 
 fn main() -> Result<()> {
-    let (one, two) = (train(1)?, train(2)?);
-    ensure!(one.losses == two.losses, "the losses must not depend on the number of workers");
-    ensure!(one.lanes == two.lanes, "nor those of lanes");
+    let (one, two) = (train(1, Trainers::all())?, train(2, Trainers::all())?);
+    let two_of_three = train(3, Trainers::these([0, 2])?)?;
+    for others in [&two, &two_of_three] {
+        ensure!(one.losses == others.losses, "the losses must not depend on the number of workers");
+        ensure!(one.lanes == others.lanes, "nor those of lanes");
+    }
+    ensure!(two.ready_buckets == two_of_three.ready_buckets, "a third worker has none");
     let (first, last) = (one.losses[0], one.losses[STEPS as usize - 1]);
-    println!("loss {first:.3} -> {last:.3}: the same bits with 1 and with 2 workers");
+    println!(
+        "loss {first:.3} -> {last:.3}: the same bits with 1 and with 2 workers, and with 2 of 3"
+    );
     println!("of the lanes of the last step: {:.3?}", one.lanes);
     println!(
         "tickets of {} buckets with 1 worker, {} with 2",
@@ -144,29 +161,35 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn train(workers: usize) -> Result<Told> {
+fn train(workers: usize, trainers: Trainers) -> Result<Told> {
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    // What sums between the workers, all of them of this process; each takes its end.
-    let cluster = ClusterSettings::threads(workers);
-    let ends = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
+    // What sums between the workers that train, all of them of this process; each takes its end.
+    let ranks = trainers.place(0, workers)?.ranks();
+    let cluster = ClusterSettings::threads(ranks);
+    let ends = Communicators::of_cluster(&vec![&*cpu; ranks], &cluster, &batch)?;
     let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY, 16, 1))?);
     let layout = Trainable::<Cpu>::layout(&*model);
-    let plan = Arc::new(TrainingPlan::new(batch, layout, POSITIONS, STEPS));
+    let mut plan = TrainingPlan::new(batch, layout, POSITIONS, STEPS);
+    plan.trainers = trainers;
+    let plan = Arc::new(plan);
 
     let run = EmbeddedRun::new();
     let of_workers = run.clone();
     let started = timely::execute(timely::Config::process(workers), move |worker| {
         of_workers.work(worker, |context| {
-            let parts = Parts {
-                cpu: Arc::clone(&cpu),
-                model: Arc::clone(&model),
-                plan: Arc::clone(&plan),
-                end: ends.take(context, &cpu)?.map(|connection| connection.communicator),
-                abort: context.abort().clone(),
+            let trainer = match plan.trainers.place(context.index(), context.peers())?.rank() {
+                Some(_) => {
+                    let connection = ends.take_among(&plan.trainers, context, &cpu)?;
+                    let end = connection.map(|connection| connection.communicator);
+                    Some(Trainer { cpu: Arc::clone(&cpu), model: Arc::clone(&model), end })
+                }
+                None => None,
             };
+            let (plan, abort) = (Arc::clone(&plan), context.abort().clone());
+            let parts = Parts { plan, abort, trainer };
             let (told, ready_buckets) = (Rc::new(RefCell::new(Told::default())), Rc::default());
             let (of_steps, of_lanes) = (Rc::clone(&told), Rc::clone(&told));
             let counted = Rc::clone(&ready_buckets);
@@ -189,7 +212,9 @@ fn train(workers: usize) -> Result<Told> {
     for told in joined {
         // Where a worker has nothing to tell, the run has failed.
         let told = told.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        all.losses = told.losses;
+        if !told.losses.is_empty() {
+            all.losses = told.losses;
+        }
         all.lanes.extend(told.lanes);
         all.ready_buckets += told.ready_buckets;
     }

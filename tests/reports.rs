@@ -45,10 +45,10 @@ fn inspect_says_what_the_report_does() {
     let kept = written["documents"]["kept"].as_u64().unwrap();
     let words = bench.tidemill(&["inspect", "kept"]).expect(0).stdout;
     for part in [
-        format!("{kept} documents of {} are kept", kept + 1),
-        "copy: 1 documents".to_owned(),
+        format!("kept: {kept} documents of {}", kept + 1),
+        "copy: 1 document".to_owned(),
         "data-text/z␛[2J.txt".to_owned(),
-        "are in 1 groups".to_owned(),
+        "are in 1 group".to_owned(),
         "tokens by source:".to_owned(),
     ] {
         assert!(words.contains(&part), "{part:?} is not in {words}");
@@ -66,7 +66,7 @@ fn inspect_says_what_the_report_does() {
     for part in [
         "the update, against version",
         "inputs: 0 added, 1 removed, 0 changed",
-        "1 documents: copy, now kept",
+        "1 document: copy, now kept",
     ] {
         assert!(words.contains(part), "{part:?} is not in {words}");
     }

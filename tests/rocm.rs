@@ -79,7 +79,7 @@ fn devices(bench: &Workbench, dir: &str) -> Value {
 #[test]
 fn a_gpu_is_named_and_learns() {
     let Reference { bench, run, outcome } = &*REFERENCE;
-    let words = "1 workers on emulated AMD GPU (gfx942:sramecc+:xnack-), fp32";
+    let words = "1 worker on emulated AMD GPU (gfx942:sramecc+:xnack-), fp32";
     assert!(run.stderr.contains(words), "{run:?}");
     let list = devices(bench, "reference");
     assert_eq!(list["kind"]["backend"], "rocm");

@@ -56,6 +56,7 @@ pub mod tensorboard;
 
 pub use error::{JobError, Result};
 pub use tidemill_collective as collective;
+pub use tidemill_evaluation as evaluation;
 pub use tidemill_kernels as kernels;
 pub use tidemill_model as model;
 pub use tidemill_streaming_data as streaming_data;

@@ -73,6 +73,69 @@ pub struct StepMetrics {
     pub memory: Option<MemoryUse>,
 }
 
+/// A number that a line has of its step: what shows numbers of steps shows these.
+#[derive(Clone, Copy, Debug)]
+pub struct StepNumber {
+    /// Its key in a line; of an inner object's `outer.inner`.
+    pub key: &'static str,
+    /// What it is, in words.
+    pub description: &'static str,
+    /// Its value; none where a line does not have it.
+    pub value: fn(&StepMetrics) -> Option<f64>,
+}
+
+impl StepNumber {
+    const fn new(
+        key: &'static str,
+        description: &'static str,
+        value: fn(&StepMetrics) -> Option<f64>,
+    ) -> Self {
+        Self { key, description, value }
+    }
+}
+
+/// Every number of [`StepMetrics`] but the step, in the order of a line.
+pub const STEP_NUMBERS: [StepNumber; 12] = {
+    type N = StepNumber;
+    [
+        N::new("loss", "Loss (nats a token)", |it| Some(it.loss)),
+        N::new("grad_norm", "Gradient norm, before clipping", |it| Some(it.grad_norm)),
+        N::new("learning_rate", "Learning rate", |it| Some(it.learning_rate)),
+        N::new("tokens", "Tokens so far", |it| Some(it.tokens as f64)),
+        N::new("tokens_per_second", "Tokens per second", |it| Some(it.tokens_per_second)),
+        N::new("elapsed_seconds", "Training so far, earlier starts included (s)", |it| {
+            Some(it.elapsed_seconds)
+        }),
+        N::new(
+            "communication.bytes_from_memory",
+            "From workers of the same process (bytes a step)",
+            |it| Some(it.communication?.bytes_from_memory as f64),
+        ),
+        N::new("communication.bytes_from_processes", "From other processes (bytes a step)", |it| {
+            Some(it.communication?.bytes_from_processes as f64)
+        }),
+        N::new("communication.milliseconds", "Communication of worker 0 (ms a step)", |it| {
+            Some(it.communication?.milliseconds)
+        }),
+        N::new(
+            "communication.exposed_milliseconds",
+            "Communication that was not hidden (ms a step)",
+            |it| Some(it.communication?.exposed_milliseconds),
+        ),
+        N::new(HOST_BYTES, "Memory of process 0 (bytes, resident)", |it| {
+            Some(it.memory?.host_bytes? as f64)
+        }),
+        N::new(DEVICE_BYTES, "Memory taken of the device of worker 0 (bytes)", |it| {
+            Some(it.memory?.device_bytes? as f64)
+        }),
+    ]
+};
+
+/// The key of the host's memory.
+pub(crate) const HOST_BYTES: &str = "memory.host_bytes";
+/// The key of the device's.
+pub(crate) const DEVICE_BYTES: &str = "memory.device_bytes";
+
 /// Memory that is held, as it was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
@@ -199,6 +262,10 @@ fn replace(path: &Path, contents: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
     use super::*;
 
     fn line(step: u64) -> StepMetrics {
@@ -232,6 +299,42 @@ mod tests {
         let steps: Vec<u64> =
             read::<StepMetrics>(dir.path()).unwrap().iter().map(|line| line.step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    /// A field that is added without its number is missing here.
+    #[test]
+    fn the_numbers_of_a_step_are_those_of_its_line() {
+        fn numbers(prefix: &str, value: &Value, found: &mut BTreeMap<String, f64>) {
+            for (key, value) in value.as_object().unwrap() {
+                match value.as_f64() {
+                    Some(number) => drop(found.insert(format!("{prefix}{key}"), number)),
+                    None => numbers(&format!("{prefix}{key}."), value, found),
+                }
+            }
+        }
+        let communication = Communication {
+            bytes_from_memory: 11,
+            bytes_from_processes: 12,
+            bytes_from_hosts: 13,
+            milliseconds: 14.5,
+            exposed_milliseconds: 15.5,
+        };
+        let memory = MemoryUse { host_bytes: Some(16), device_bytes: Some(17) };
+        let line = StepMetrics {
+            grad_norm: 18.5,
+            communication: Some(communication),
+            memory: Some(memory),
+            ..line(7)
+        };
+        let mut expected = BTreeMap::new();
+        numbers("", &serde_json::to_value(&line).unwrap(), &mut expected);
+        assert_eq!(expected.remove("step"), Some(7.0));
+        let value = |number: &StepNumber| ((number.value)(&line)).map(|it| (number.key.into(), it));
+        let found: BTreeMap<String, f64> = STEP_NUMBERS.iter().filter_map(value).collect();
+        assert_eq!(found, expected);
+        let of_few = StepMetrics { communication: None, memory: None, ..line };
+        let told = STEP_NUMBERS.iter().filter_map(|number| (number.value)(&of_few));
+        assert_eq!(told.count(), 6);
     }
 
     #[test]

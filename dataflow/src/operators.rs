@@ -31,6 +31,7 @@
 //! | [`train`] | all of them, with the loops between |
 //! | [`stream_data`] | streams a data set, or rows of any columns, into any timely program |
 //! | [`plan`] | the plan that all of them share |
+//! | [`trainers`] | which workers of the dataflow train |
 //! | [`error`] | breaches of their contracts |
 //! | [`sample_names`] | the names of samples in errors |
 //! | [`owned`] | the state that a worker owns, and the thread that keeps it |
@@ -63,6 +64,7 @@ pub mod stream_data;
 pub mod table_samples;
 pub mod ticket;
 pub mod train;
+pub mod trainers;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -73,9 +75,7 @@ pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use error::GraphError;
-pub use evaluate::{
-    Evaluate, Evaluation, EvaluationReport, EvaluationSamples, RequestAnswer, TaskScores,
-};
+pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples, Scores, TaskScores};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};
@@ -91,6 +91,7 @@ pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, Worker
 pub use table_samples::TableSamples;
 pub use ticket::{Ready, Ticket};
 pub use train::{Training, TrainingLoop, TrainingStreams};
+pub use trainers::{Place, Trainers};
 
 use crate::cluster::Failure;
 

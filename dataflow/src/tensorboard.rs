@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::{JobError, Result};
-use crate::metrics::{MemoryUse, StepMetrics};
+use crate::metrics::{STEP_NUMBERS, StepMetrics, StepNumber};
 use crate::operators::EvaluationReport;
 
 /// The folder of these files in a run folder.
@@ -69,21 +69,14 @@ impl EventFile {
     /// # Errors
     /// A file that cannot be written, such as on a full disk.
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<()> {
-        let mut values = vec![
-            ("train/loss", metrics.loss),
-            ("train/grad_norm", metrics.grad_norm),
-            ("train/learning_rate", metrics.learning_rate),
-            ("train/tokens", metrics.tokens as f64),
-            ("train/tokens_per_second", metrics.tokens_per_second),
-        ];
-        if let Some(communication) = &metrics.communication {
-            values.push(("communication/milliseconds", communication.milliseconds));
-            values.push(("communication/exposed_milliseconds", communication.exposed_milliseconds));
-        }
-        if let Some(MemoryUse { host_bytes, device_bytes }) = metrics.memory {
-            let held = [("memory/host_bytes", host_bytes), ("memory/device_bytes", device_bytes)];
-            values.extend(held.iter().filter_map(|(tag, bytes)| Some((*tag, (*bytes)? as f64))));
-        }
+        let scalar = |number: &StepNumber| {
+            let tag = match number.key.split_once('.') {
+                Some((outer, inner)) => format!("{outer}/{inner}"),
+                None => format!("train/{}", number.key),
+            };
+            Some((tag, (number.value)(metrics)?))
+        };
+        let values: Vec<_> = STEP_NUMBERS.iter().filter_map(scalar).collect();
         self.scalars(metrics.step, &values)
     }
 
@@ -93,7 +86,7 @@ impl EventFile {
     /// As [`step`](Self::step).
     pub fn evaluation(&mut self, report: &EvaluationReport) -> Result<()> {
         let mut values = vec![("evaluation/loss".to_owned(), report.loss)];
-        for (task, metrics) in report.tasks.iter().chain(&report.suites) {
+        for (task, metrics) in report.scores.all() {
             values.extend(
                 metrics.iter().map(|(name, value)| (format!("evaluation/{task}/{name}"), *value)),
             );
@@ -185,6 +178,8 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::MemoryUse;
+    use crate::operators::Scores;
 
     /// The records of a file, each checked by its sums.
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
@@ -232,7 +227,13 @@ mod tests {
         let tasks = [("piqa".to_owned(), scores)].into();
         let suites = [("own".to_owned(), [("all".to_owned(), 0.25)].into())].into();
         let (step, answers) = (301, Vec::new());
-        let report = EvaluationReport { step, loss: 2.25, tokens: 4, answers, tasks, suites };
+        let report = EvaluationReport {
+            step,
+            loss: 2.25,
+            tokens: 4,
+            answers,
+            scores: Scores { tasks, suites },
+        };
         events.evaluation(&report).unwrap();
         let files: Vec<_> = std::fs::read_dir(folder.path().join(FOLDER)).unwrap().collect();
         let records = records(&std::fs::read(files[0].as_ref().unwrap().path()).unwrap());

@@ -11,6 +11,8 @@ mod harness;
 mod lane_owner;
 #[path = "graph/standstill.rs"]
 mod standstill;
+#[path = "graph/trainers.rs"]
+mod trainers;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

@@ -185,17 +185,24 @@ impl Running {
     }
 
     /// Waits until it ends.
-    pub fn finish(mut self) -> Finished {
+    pub fn finish(self) -> Finished {
+        self.finish_within(DEADLINE)
+    }
+
+    /// Waits until it ends and its pipes are closed, which other processes may hold; fails when `deadline` is over.
+    pub fn finish_within(mut self, deadline: Duration) -> Finished {
         let started = Instant::now();
         let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
+            let ended = self.child.try_wait().unwrap();
+            let mut pipes = self.stdout.iter().chain(&self.stderr);
+            match ended {
+                Some(status) if pipes.all(JoinHandle::is_finished) => break status,
+                _ if started.elapsed() > deadline => {
+                    processes::signal("KILL", &format!("-{}", self.pid()));
+                    panic!("{}: not over within {deadline:?}, ended: {ended:?}", self.arguments);
+                }
+                _ => std::thread::park_timeout(Duration::from_millis(2)),
             }
-            if started.elapsed() > DEADLINE {
-                processes::signal("KILL", &format!("-{}", self.pid()));
-                panic!("{}: never ended", self.arguments);
-            }
-            std::thread::park_timeout(Duration::from_millis(2));
         };
         let text = |thread: Option<JoinHandle<String>>| {
             thread.map_or_else(String::new, |thread| thread.join().unwrap())

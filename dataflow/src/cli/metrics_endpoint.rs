@@ -26,7 +26,8 @@ use tokio::sync::Semaphore;
 
 use super::output::note_line;
 use crate::job::{ResolvedRun, TrainEvent};
-use crate::operators::TaskScores;
+use crate::metrics::STEP_NUMBERS;
+use crate::operators::{Scores, TaskScores};
 
 /// What the encoder writes.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -42,16 +43,8 @@ type Number = Gauge<f64, AtomicU64>;
 struct Numbers {
     steps: Number,
     step: Number,
-    loss: Number,
-    gradient_norm: Number,
-    learning_rate: Number,
-    tokens: Number,
-    tokens_per_second: Number,
-    elapsed_seconds: Number,
-    communication_milliseconds: Number,
-    exposed_milliseconds: Number,
-    host_memory_bytes: Number,
-    device_memory_bytes: Number,
+    /// In the order of [`STEP_NUMBERS`].
+    of_step: [Number; STEP_NUMBERS.len()],
     evaluation_step: Number,
     evaluation_loss: Number,
     checkpoint_step: Number,
@@ -74,37 +67,20 @@ impl Numbers {
     }
 
     /// The name and the help text of each.
-    fn named(&self) -> [(&'static str, &'static str, &Number); 16] {
-        [
+    fn named(&self) -> impl Iterator<Item = (String, &'static str, &Number)> {
+        let of_run = [
             ("steps", "Updates of the whole run", &self.steps),
             ("step", "Updates done", &self.step),
-            ("loss", "Mean loss of the latest update, in nats", &self.loss),
-            ("gradient_norm", "Norm of the mean gradient, before clipping", &self.gradient_norm),
-            ("learning_rate", "Learning rate of the latest update", &self.learning_rate),
-            ("tokens", "Counted tokens so far", &self.tokens),
-            ("tokens_per_second", "Of the latest update", &self.tokens_per_second),
-            ("elapsed_seconds", "Training so far, earlier starts included", &self.elapsed_seconds),
-            (
-                "communication_milliseconds",
-                "Communication of the latest update",
-                &self.communication_milliseconds,
-            ),
-            (
-                "communication_exposed_milliseconds",
-                "What of it was not hidden behind computing",
-                &self.exposed_milliseconds,
-            ),
-            ("host_memory_bytes", "Resident memory of process 0", &self.host_memory_bytes),
-            (
-                "device_memory_bytes",
-                "Taken of the device of worker 0 since its workers began",
-                &self.device_memory_bytes,
-            ),
             ("evaluation_step", "Updates before the latest evaluation", &self.evaluation_step),
             ("evaluation_loss", "Mean loss of the latest evaluation", &self.evaluation_loss),
             ("checkpoint_step", "Updates in the latest checkpoint", &self.checkpoint_step),
             ("workers", "Workers of all processes", &self.workers),
-        ]
+        ];
+        let of_run = of_run.into_iter().map(|(name, help, number)| (name.to_owned(), help, number));
+        let of_step = STEP_NUMBERS.iter().zip(&self.of_step);
+        // A dot is no character of a name.
+        let named = |key: &str| key.replace('.', "_");
+        of_run.chain(of_step.map(move |(of, number)| (named(of.key), of.description, number)))
     }
 
     fn registry(&self) -> Registry {
@@ -154,62 +130,31 @@ impl MetricsEndpoint {
 
     /// Takes what `event` says.
     pub(crate) fn show(&self, event: &TrainEvent) {
-        let Numbers {
-            step,
-            loss,
-            gradient_norm,
-            learning_rate,
-            tokens,
-            tokens_per_second,
-            elapsed_seconds,
-            communication_milliseconds,
-            exposed_milliseconds,
-            host_memory_bytes,
-            device_memory_bytes,
-            evaluation_step,
-            evaluation_loss,
-            checkpoint_step,
-            workers,
-            task_scores,
-            suite_averages,
-            ..
-        } = &self.numbers;
+        let numbers = &self.numbers;
         match event {
-            TrainEvent::Started { step: done, workers: count, .. } => {
-                step.set(*done as f64);
-                workers.set(*count as f64);
+            TrainEvent::Started { step, workers, .. } => {
+                numbers.step.set(*step as f64);
+                numbers.workers.set(*workers as f64);
             }
             TrainEvent::Step(metrics) => {
-                step.set(metrics.step as f64);
-                loss.set(metrics.loss);
-                gradient_norm.set(metrics.grad_norm);
-                learning_rate.set(metrics.learning_rate);
-                tokens.set(metrics.tokens as f64);
-                tokens_per_second.set(metrics.tokens_per_second);
-                elapsed_seconds.set(metrics.elapsed_seconds);
-                if let Some(communication) = &metrics.communication {
-                    communication_milliseconds.set(communication.milliseconds);
-                    exposed_milliseconds.set(communication.exposed_milliseconds);
-                }
-                if let Some(memory) = &metrics.memory {
-                    for (bytes, number) in [
-                        (memory.host_bytes, host_memory_bytes),
-                        (memory.device_bytes, device_memory_bytes),
-                    ] {
-                        number.set(bytes.map_or(f64::NAN, |bytes| bytes as f64));
+                numbers.step.set(metrics.step as f64);
+                for (of, number) in STEP_NUMBERS.iter().zip(&numbers.of_step) {
+                    // What a line does not have is as it was: memory is measured now and then.
+                    if let Some(value) = (of.value)(metrics) {
+                        number.set(value);
                     }
                 }
             }
             TrainEvent::Evaluated { step, loss } => {
-                evaluation_step.set(*step as f64);
-                evaluation_loss.set(*loss);
+                numbers.evaluation_step.set(*step as f64);
+                numbers.evaluation_loss.set(*loss);
             }
-            TrainEvent::Answered { tasks, suites, .. } => {
-                set_each(task_scores, ["task", "metric"], tasks);
-                set_each(suite_averages, ["suite", "average"], suites);
+            TrainEvent::Answered { scores: Scores { tasks, suites }, .. } => {
+                set_each(&numbers.task_scores, ["task", "metric"], tasks);
+                set_each(&numbers.suite_averages, ["suite", "average"], suites);
             }
             TrainEvent::Checkpointed { step, .. } => {
-                checkpoint_step.set(*step as f64);
+                numbers.checkpoint_step.set(*step as f64);
             }
             TrainEvent::Fetching { .. } | TrainEvent::Moved { .. } => {}
         }

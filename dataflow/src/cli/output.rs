@@ -3,7 +3,7 @@
 //! `println!` and `eprintln!` panic there. Results that cannot be printed are an error of the program; words beside
 //! them are not worth one.
 
-use std::fmt::Arguments;
+use std::fmt::{Arguments, Display};
 use std::io::Write;
 
 use anyhow::Context;
@@ -22,6 +22,16 @@ pub(super) use {note_line, result_line};
 
 /// The message of every failure to print results; its cause follows.
 pub(super) const OUTPUT_FAILED: &str = "writing to standard output failed";
+
+/// A count with its noun, such as `1 shard` and `2 shards`.
+pub(super) fn counted<N: Display + PartialEq + From<u8>>(
+    count: N,
+    one: &str,
+    several: &str,
+) -> String {
+    let noun = if count == N::from(1) { one } else { several };
+    format!("{count} {noun}")
+}
 
 pub(super) fn print(line: Arguments<'_>) -> anyhow::Result<()> {
     writeln!(std::io::stdout().lock(), "{line}").context(OUTPUT_FAILED)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::output::note_line;
+use super::output::{counted, note_line};
 use crate::job::{ResolvedRun, TrainEvent};
 use crate::metrics::MemoryUse;
 
@@ -64,9 +64,9 @@ impl TrainProgress {
                 } else {
                     format!("resuming after step {step}")
                 };
-                self.say(&format!(
-                    "{from}: {parameters} parameters, {workers} workers on {device}"
-                ));
+                let parameters = counted(*parameters, "parameter", "parameters");
+                let workers = counted(*workers, "worker", "workers");
+                self.say(&format!("{from}: {parameters}, {workers} on {device}"));
                 if *workers_per_device > 1 && !device.starts_with("the CPU") {
                     self.say(&format!("note: up to {workers_per_device} workers share a GPU"));
                 }
@@ -78,8 +78,9 @@ impl TrainProgress {
                 }
             }
             TrainEvent::Moved { step, fingerprint, samples } => {
+                let samples = counted(*samples, "sample", "samples");
                 self.say(&format!(
-                    "note: after step {step} the data is version {fingerprint}, {samples} samples an epoch"
+                    "note: after step {step} the data is version {fingerprint}, {samples} an epoch"
                 ));
             }
             TrainEvent::Step(metrics) => {
@@ -100,8 +101,8 @@ impl TrainProgress {
             TrainEvent::Evaluated { step, loss } => {
                 self.say(&format!("step {step}: evaluation loss {loss:.4}"));
             }
-            TrainEvent::Answered { step, tasks, suites } => {
-                for (task, metrics) in tasks.iter().chain(suites) {
+            TrainEvent::Answered { step, scores } => {
+                for (task, metrics) in scores.all() {
                     let metrics = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
                     let metrics = metrics.collect::<Vec<_>>().join(", ");
                     self.say(&format!("step {step}: {task}: {metrics}"));

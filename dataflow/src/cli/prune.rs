@@ -8,7 +8,7 @@ use tidemill_streaming_data::prepare::prune;
 
 use super::Format;
 use super::exit::ExitCode;
-use super::output::result_line;
+use super::output::{counted, result_line};
 
 /// Flags of `tidemill prune`.
 #[derive(Debug, Args)]
@@ -40,11 +40,11 @@ pub(crate) fn run(arguments: &PruneArguments) -> anyhow::Result<ExitCode> {
             result_line!("{printed}")?;
         }
         Format::Text => result_line!(
-            "{}: removed {} of {} versions, and {} files ({:.1} MB) that no other has",
+            "{}: removed {} of {}, and {} ({:.1} MB) that no other has",
             arguments.folder.display(),
             report.removed.len(),
-            report.removed.len() + report.kept.len(),
-            report.files,
+            counted(report.removed.len() + report.kept.len(), "version", "versions"),
+            counted(report.files, "file", "files"),
             report.bytes as f64 / 1e6,
         )?,
     }

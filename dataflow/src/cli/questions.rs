@@ -17,8 +17,8 @@ use super::tokenizer::TextTokenizer;
 use crate::error::{JobError, Result};
 use crate::job::ResolvedRun;
 use crate::job::config::TaskSettings;
-use crate::job::questions::{Questions, Request, Scores};
-use crate::operators::RequestAnswer;
+use crate::job::questions::{Questions, Request};
+use crate::operators::Scores;
 
 /// The key that errors name.
 const KEY: &str = "evaluation.tasks";
@@ -120,7 +120,7 @@ impl Questions for PlannedTasks {
         hasher.finish().to_string()
     }
 
-    fn measure(&self, answers: &[RequestAnswer]) -> Result<Scores> {
+    fn measure(&self, answers: &[Answer]) -> Result<Scores> {
         let failed = |what: String| JobError::Config { origin: KEY.to_owned(), what };
         let mut rest = answers;
         let mut measured: Vec<(&str, Vec<Measured>)> = Vec::with_capacity(self.tasks.len());
@@ -132,12 +132,7 @@ impl Questions for PlannedTasks {
                 let what = "expected a model that tells its likeliest tokens, found none";
                 return Err(failed(format!("{name}: {what}")));
             }
-            let answer = |&RequestAnswer { log_likelihood, greedy }: &RequestAnswer| Answer {
-                log_likelihood,
-                greedy,
-            };
-            let own: Vec<Answer> = own.iter().map(answer).collect();
-            measured.push((name, task.measure(&own).map_err(|error| failed(error.to_string()))?));
+            measured.push((name, task.measure(own).map_err(|error| failed(error.to_string()))?));
         }
         let of_tasks = || measured.iter().map(|(task, measured)| (*task, &measured[..]));
         let tasks = of_tasks().map(|(task, measured)| {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::metrics_endpoint::MetricsEndpoint;
-use super::output::{note_line, result_line};
+use super::output::{counted, note_line, result_line};
 use super::processes::{
     Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
 };
@@ -210,7 +210,8 @@ fn print(summary: &TrainSummary) -> anyhow::Result<()> {
             summary.steps
         )?;
     } else {
-        result_line!("done: {} steps, loss {loss:.4}", summary.step)?;
+        let steps = counted(summary.step, "step", "steps");
+        result_line!("done: {steps}, loss {loss:.4}")?;
     }
     if let Some(path) = &summary.checkpoint {
         result_line!("checkpoint: {}", path.display())?;

@@ -18,7 +18,7 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::output::result_line;
+use super::output::{counted, result_line};
 use super::prepare::note_skipped;
 use super::{Format, progress};
 use crate::cli::exit::ExitCode;
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &TokenizerArguments) -> anyhow::Result<ExitCode> {
     let mut show = |now: Progress| {
         bar.set_length(now.bytes_total);
         bar.set_position(now.bytes_done);
-        bar.set_message(format!("{} documents", now.documents));
+        bar.set_message(counted(now.documents, "document", "documents"));
         goes_on()
     };
     let counts = WordCounts::default();
@@ -194,12 +194,15 @@ fn print(
         }
         Format::Text => {
             result_line!(
-                "{output}: {tokens} tokens of {words} different words in {} documents ({:.1} MB of text)",
-                report.documents,
+                "{output}: {} of {} in {} ({:.1} MB of text)",
+                counted(tokens, "token", "tokens"),
+                counted(words, "word", "different words"),
+                counted(report.documents, "document", "documents"),
                 report.text_bytes as f64 / 1e6,
             )?;
             if tokens < arguments.vocab_size.get() as usize {
-                result_line!("no other pair occurs {} times", arguments.min_count)?;
+                let times = counted(arguments.min_count.get(), "time", "times");
+                result_line!("no other pair occurs {times}")?;
             }
             Ok(())
         }

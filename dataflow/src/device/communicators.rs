@@ -24,6 +24,7 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext, by_host};
 use crate::error::Result;
 use crate::operators::lending::{Lending, circle};
+use crate::operators::{GraphError, Trainers};
 use crate::parallel::Sharding;
 
 /// The connections of a run's workers: each worker of a process takes its own end.
@@ -179,6 +180,35 @@ impl<B: Backend> Communicators<B> {
         let schedule = batch.lane_schedule(cluster.threads * cluster.processes())?;
         let none = || CollectiveLibrary::open("none");
         Self::new(backends, cluster, schedule, batch.sharding(), none)
+    }
+
+    /// The connection of the worker of `context`, which computes on `backend`, among the workers of a dataflow that train: none if it trains
+    /// alone, or not at all. Some of the workers are threads of one process, whose connections are those of a
+    /// [cluster](Self::of_cluster) of as many threads.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); trainers that the dataflow does not have, or some of several processes.
+    pub fn take_among(
+        &self,
+        trainers: &Trainers,
+        context: &mut WorkerContext<'_>,
+        backend: &B,
+    ) -> std::result::Result<Option<Connection<B>>, Failure> {
+        if trainers.are_all() {
+            return self.take(context, backend);
+        }
+        let place = trainers.place(context.index(), context.peers())?;
+        let of_process = (context.peers() / context.processes().max(1)).max(1);
+        let process = |worker: &usize| worker / of_process;
+        let is_of_one = place.trainers().iter().map(process).is_sorted_by(|one, next| one == next);
+        match (self, place.rank()) {
+            (_, None) | (Self::None, _) => Ok(None),
+            (Self::Threads(ends, Together(together)), Some(rank)) if is_of_one => {
+                let by = |end| Connection { lending: together.take(rank), ..Connection::by(end) };
+                Ok(ends.take(rank).map(by))
+            }
+            _ => Err(GraphError::TrainersAcrossProcesses.into()),
+        }
     }
 
     /// The connection of the worker of `context`, which computes on `backend`; `None` if it is alone. To be called by

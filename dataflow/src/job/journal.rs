@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::questions::{Questions, Scores};
+use super::questions::Questions;
 use super::state_sink::{Written, not_written};
 use super::train::{Observer, TrainEvent};
 use crate::cluster::progress::{self, Phase};
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::history::HistoryLine;
 use crate::memory::resident_bytes;
 use crate::metrics::{MemoryUse, MetricsSettings, RunLog, StepMetrics};
-use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
+use crate::operators::{CommunicationReport, EvaluationReport, Scores, StepReport};
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
 
@@ -209,19 +209,19 @@ impl Journal {
             None => Ok(Scores::default()),
             Some(questions) => questions.measure(&report.answers),
         };
-        let appended = scores.and_then(|Scores { tasks, suites }| {
-            let report = EvaluationReport { tasks, suites, ..report.clone() };
+        let appended = scores.and_then(|scores| {
+            let report = EvaluationReport { scores, ..report.clone() };
             self.folder.check()?;
             evaluations.append(report.clone())?;
             self.events.as_mut().map_or(Ok(()), |events| events.evaluation(&report))?;
             Ok(report)
         });
         match appended {
-            Ok(EvaluationReport { step, loss, tasks, suites, .. }) => {
+            Ok(EvaluationReport { step, loss, scores, .. }) => {
                 self.written.evaluations.note(step);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
-                if !tasks.is_empty() {
-                    (self.observer)(&TrainEvent::Answered { step, tasks, suites });
+                if !scores.tasks.is_empty() {
+                    (self.observer)(&TrainEvent::Answered { step, scores });
                 }
             }
             Err(error) => self.abort.fail(Actor::Worker(0), not_written(error)),

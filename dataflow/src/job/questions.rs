@@ -9,13 +9,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidemill_evaluation::metrics::Answer;
 use tidemill_kernels::IGNORED_TARGET;
 use tidemill_model::{Tokens, UNCOUNTED};
 
 use super::source::DecodedSamples;
 use crate::cluster::Failure;
 use crate::error::Result;
-use crate::operators::{RequestAnswer, SampleSource, TaskScores, Wake};
+use crate::operators::{SampleSource, Scores, Wake};
 
 /// Tokens of which the last ones are asked for: how likely they are behind the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,16 +39,7 @@ pub trait Questions: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Answers that no metric can be formed of.
-    fn measure(&self, answers: &[RequestAnswer]) -> Result<Scores>;
-}
-
-/// What follows from answers.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scores {
-    /// Metrics of tasks.
-    pub tasks: TaskScores,
-    /// Averages of suites.
-    pub suites: TaskScores,
+    fn measure(&self, answers: &[Answer]) -> Result<Scores>;
 }
 
 /// Samples of a data set, and the requests at the positions behind them.

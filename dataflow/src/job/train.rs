@@ -19,7 +19,7 @@ use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
-use crate::operators::TaskScores;
+use crate::operators::Scores;
 use crate::refusal::{Advice, Refusal, cause_alone};
 
 /// Asks a run to stop after the step in hand, with a checkpoint; from any thread.
@@ -109,10 +109,8 @@ pub enum TrainEvent {
     Answered {
         /// Updates done.
         step: u64,
-        /// The metrics of each.
-        tasks: TaskScores,
-        /// The averages of each suite.
-        suites: TaskScores,
+        /// Their metrics, and the averages of suites.
+        scores: Scores,
     },
     /// A checkpoint is complete.
     Checkpointed {

@@ -1,4 +1,5 @@
-//! The state of a step, gathered on the workers that write it and handed to a writer on each.
+//! The state of a step, gathered on the workers that write it and handed to a writer on each. Here workers are counted as those that
+//! [train](TrainingPlan::trainers) are: worker 0 is the first of them.
 //!
 //! Worker 0 writes all of it, or shares the work with other workers: it begins a checkpoint, tells them, and completes it once
 //! each of them has told that its part is done.
@@ -44,7 +45,7 @@ pub struct CheckpointDone {
 
 /// The output streams of [`Checkpoint`].
 pub struct CheckpointStreams<'scope> {
-    /// On worker 0: every checkpoint that is complete.
+    /// On the first worker that trains: every checkpoint that is complete.
     pub done: StreamVec<'scope, u64, CheckpointDone>,
     /// Credit for the state that was written: for `optimize`, through a feedback.
     pub state_credits: StreamVec<'scope, u64, Credit>,
@@ -56,7 +57,8 @@ pub trait Checkpoint<'scope> {
     ///
     /// # Contract
     /// - Input: state chunks, which are exchanged here to the workers that [`StateSink::writers`] says, whichever they are
-    ///   addressed to, and the reports of this worker. `sink` is `Some` on worker 0, and on every worker where any other writes.
+    ///   addressed to, and the reports of this worker. `sink` is `Some` on the first worker that [trains](TrainingPlan::trainers), worker 0
+    ///   here, and on every one where any other writes.
     /// - Output: [`CheckpointDone`] at the timestamp of the step, after `commit`; the dataflow is not complete before.
     /// - Memory: chunks wait here for the writer thread, and credit comes back when it has written them: of each worker at most
     ///   `plan.window_bytes`.
@@ -111,10 +113,10 @@ enum Word {
     Finished(WrittenFiles),
 }
 
-/// A word for a worker.
+/// A word for a writer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Told {
-    to: u64,
+    to: usize,
     /// The timestamp of the cut.
     time: u64,
     word: Word,
@@ -267,7 +269,7 @@ impl State {
         let is_written = entry.get().written == self.expected;
         let cut = entry.get_mut();
         let held = cut.held.as_ref().ok_or(UNASKED)?;
-        let tell = |to: usize, word| Emitted::Word(Told { to: to as u64, time, word });
+        let tell = |to: usize, word| Emitted::Word(Told { to, time, word });
         match reply {
             WriterReply::Begun => {
                 self.others.iter().for_each(|&other| emit(held, tell(other, Word::Begun)));
@@ -352,22 +354,23 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         let mut words_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(words_output);
         let writers = sink.as_ref().map(|sink| sink.writers()).unwrap_or_default();
-        let to_worker = Exchange::new(|told: &Told| told.to);
+        let place = thread.place().clone();
+        let (rank, by_rank) = (place.rank(), place.clone());
+        let to_writer = Exchange::new(move |told: &Told| by_rank.worker(told.to) as u64);
         let no_path: [(usize, Antichain<u64>); 0] = [];
-        let mut chunks = builder.new_input(self, writers.pact());
+        let mut chunks = builder.new_input(self, writers.pact(place));
         let route = writers.clone();
         let mut reports = builder.new_input(reports, Pipeline);
-        let mut all_words = builder.new_input_connection(all_words, to_worker, no_path);
+        let mut all_words = builder.new_input_connection(all_words, to_writer, no_path);
         for input in 0..3 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
-        let worker = scope.index();
-        let actor = Actor::Worker(worker);
+        let actor = Actor::Worker(scope.index());
         let (abort, arenas) = (thread.abort().clone(), Arc::clone(thread.arenas()));
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = None;
-        match sink {
-            Some(sink) if worker == 0 || writers.others().contains(&worker) => {
+        match (sink, rank) {
+            (Some(sink), Some(worker)) if worker == 0 || writers.others().contains(&worker) => {
                 let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
                 match Companion::start(&abort, name, phase, wake, body) {
@@ -375,12 +378,13 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                     Err(error) => abort.fail(actor.clone(), error),
                 }
             }
-            None if worker == 0 && plan.checkpoints != CheckpointCuts::Never => {
+            (None, Some(0)) if plan.checkpoints != CheckpointCuts::Never => {
                 abort.fail(actor.clone(), GraphError::NoSink);
             }
             _ => {}
         }
         let is_writer = state.is_some();
+        let worker = rank.unwrap_or(scope.index());
         builder.build(move |capabilities| {
             drop(capabilities);
             move |_frontiers| {

@@ -69,7 +69,7 @@ pub enum GraphError {
     GrainsEnded {
         /// The step that is not complete, from 1.
         step: u64,
-        /// The worker.
+        /// The worker, counted as those that train are.
         worker: usize,
         /// Grains that the worker has in a step.
         expected: usize,
@@ -159,15 +159,41 @@ pub enum GraphError {
         "worker {worker} of {workers} was given the communicator's end of worker {rank} of {ranks}"
     )]
     ForeignEnd {
-        /// The worker.
+        /// The worker, counted as those that train are.
         worker: usize,
-        /// The number of workers.
+        /// The number of workers that train.
         workers: usize,
         /// The worker whose end it is.
         rank: usize,
         /// The number of workers that it is between; 1 without a communicator.
         ranks: usize,
     },
+    /// Something that a worker needs which trains was not given to it.
+    #[error("expected {what} on every worker that trains, found none")]
+    NotGiven {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// A grain of training came to a worker that does not train.
+    #[error(
+        "step {step}: grain {grain} of lane {lane}: expected it on a worker that trains, which are {trainers:?}, found it here"
+    )]
+    NoTrainer {
+        /// The step, from 1.
+        step: u64,
+        /// The lane.
+        lane: usize,
+        /// Its index in the lane.
+        grain: usize,
+        /// The workers that train.
+        trainers: Vec<usize>,
+    },
+    /// Ends that cross processes, of some of a dataflow's workers.
+    #[error(
+        "expected the workers that train to be threads of one process whose devices read each other's memory, or all workers \
+         of the dataflow, found some of several"
+    )]
+    TrainersAcrossProcesses,
     /// A communicator that goes through the lanes in other rounds than the plan.
     #[error(
         "worker {worker} was given a communicator for {found} rounds of lanes, expected {planned}: make it for the plan's batch"
@@ -181,7 +207,7 @@ pub enum GraphError {
         found: usize,
     },
     /// The plan has checkpoints, but the graph was given nowhere to write them.
-    #[error("worker 0 was given nowhere to write its checkpoints")]
+    #[error("the first worker that trains was given nowhere to write its checkpoints")]
     NoSink,
 }
 
@@ -193,6 +219,9 @@ impl Classified for GraphError {
             | Self::InitialState { .. }
             | Self::InitialStates { .. }
             | Self::TensorsAreCut
+            | Self::NotGiven { .. }
+            | Self::NoTrainer { .. }
+            | Self::TrainersAcrossProcesses
             | Self::ForeignEnd { .. }
             | Self::ForeignLanes { .. }
             | Self::NoSink => ExitClass::FixInput,

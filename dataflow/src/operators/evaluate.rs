@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tidemill_evaluation::metrics::Answer;
 use tidemill_kernels::FloatEnvironment;
 use tidemill_model::{Sample, Tokens};
 use timely::container::CapacityContainerBuilder;
@@ -34,8 +35,16 @@ pub struct EvaluationReport {
     pub tokens: u64,
     /// The answers to the requests, in their order.
     #[serde(skip)]
-    pub answers: Vec<RequestAnswer>,
-    /// Metrics of tasks by their names, which follow from the answers.
+    pub answers: Vec<Answer>,
+    /// What follows from them.
+    #[serde(flatten)]
+    pub scores: Scores,
+}
+
+/// What follows from the answers to requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scores {
+    /// Metrics of tasks by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: TaskScores,
     /// Averages of suites, by the names of suites and averages.
@@ -43,13 +52,11 @@ pub struct EvaluationReport {
     pub suites: TaskScores,
 }
 
-/// The answer to a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RequestAnswer {
-    /// The log-likelihood of its counted tokens, in nats.
-    pub log_likelihood: f64,
-    /// Whether each of them is the likeliest; none where the model does not tell.
-    pub greedy: Option<bool>,
+impl Scores {
+    /// Those of tasks, then those of suites.
+    pub fn all(&self) -> impl Iterator<Item = (&String, &BTreeMap<String, f64>)> {
+        self.tasks.iter().chain(&self.suites)
+    }
 }
 
 /// Metrics by their names, by the names of tasks.
@@ -65,6 +72,11 @@ impl<S: Sample> Evaluation<S> {
     /// The evaluation that `plan` says, of samples of `source`, which is asked for those of one worker's grains.
     pub fn new(plan: EvaluationPlan, source: impl SampleSource<Sample = S>) -> Self {
         Self { plan, source: Box::new(source) }
+    }
+
+    /// The same on a worker that does not [train](TrainingPlan::trainers).
+    pub fn elsewhere(plan: EvaluationPlan) -> Self {
+        Self::new(plan, None::<Box<dyn SampleSource<Sample = S>>>)
     }
 }
 
@@ -140,7 +152,7 @@ impl<S> EvaluationCutter<S> {
 
 /// A source of grains to evaluate.
 pub trait EvaluationSamples<'scope> {
-    /// This worker's part of each evaluation that is due.
+    /// This worker's part of each evaluation that is due; nothing where it does not [train](TrainingPlan::trainers).
     ///
     /// # Contract
     /// - Output: at timestamp u, for each u after which an evaluation is due, this worker's grains of it, in order.
@@ -209,7 +221,10 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
         let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
         source.set_wake(super::wake(self, &builder.operator_info()));
         let (actor, abort) = (Actor::Worker(self.index()), abort.clone());
-        let own = evaluation.worker_grains(&plan.batch, self.index(), self.peers());
+        let own = match plan.trainers.place_in(self, &abort).among() {
+            Some((rank, ranks)) => evaluation.worker_grains(&plan.batch, rank, ranks),
+            None => 0..0,
+        };
         let mut cutter = Some(EvaluationCutter::new(evaluation, Arc::clone(plan), own));
         builder.build(move |mut capabilities| {
             let mut capability = capabilities.pop();
@@ -253,10 +268,10 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
 
 /// Sums the losses of an evaluation.
 pub trait Evaluate<'scope> {
-    /// The mean loss of each evaluation, on worker 0.
+    /// The mean loss of each evaluation, on the first worker that [trains](TrainingPlan::trainers).
     ///
     /// # Contract
-    /// - Input: the losses of all grains, exchanged to worker 0.
+    /// - Input: the losses of all grains, exchanged to that worker.
     /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the requests'
     ///   stand for themselves, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
@@ -313,7 +328,8 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
         let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
         let of_samples = evaluation.sample_grains(&plan.batch) as u64;
         let plan = Arc::clone(plan);
-        let to_first = Exchange::new(|_: &EvaluationLoss| 0);
+        let first = plan.trainers.place_in(self.scope(), &abort).worker(0) as u64;
+        let to_first = Exchange::new(move |_: &EvaluationLoss| first);
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
             let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();
             move |input, output| {
@@ -373,8 +389,7 @@ fn mean<'a>(
             loss,
             tokens,
             answers: Vec::new(),
-            tasks: TaskScores::new(),
-            suites: TaskScores::new(),
+            scores: Scores::default(),
         }),
     }
 }
@@ -390,10 +405,8 @@ fn with_requests(
         let what = format!("the loss of request {} of the evaluation is {loss}", number + 1);
         return Err(JobError::Step { step, what });
     }
-    let answer = |EvaluationLoss { loss_sum, greedy, .. }| RequestAnswer {
-        log_likelihood: -loss_sum,
-        greedy,
-    };
+    let answer =
+        |EvaluationLoss { loss_sum, greedy, .. }| Answer { log_likelihood: -loss_sum, greedy };
     Ok(EvaluationReport { answers: requests.into_values().map(answer).collect(), ..report })
 }
 
@@ -415,9 +428,8 @@ mod tests {
             let samples_of = |grain: usize| (0..grain as u64, format!("those of grain {grain}"));
             mean(4, losses.iter(), samples_of).map_err(|error| error.to_string())
         };
-        let (tasks, suites) = (TaskScores::new(), TaskScores::new());
-        let answers = Vec::new();
-        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4, answers, tasks, suites };
+        let (answers, scores) = (Vec::new(), Scores::default());
+        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4, answers, scores };
         assert_eq!(mean(&[(3.0, 2), (1.0, 2)]), Ok(report.clone()));
         let greedy = Some(true);
         let request = |grain, loss_sum| {
@@ -425,7 +437,7 @@ mod tests {
         };
         let answered =
             with_requests(report.clone(), [request(9, 2.5), request(8, 0.5)].into()).unwrap();
-        let expected = [-0.5, -2.5].map(|log_likelihood| RequestAnswer { log_likelihood, greedy });
+        let expected = [-0.5, -2.5].map(|log_likelihood| Answer { log_likelihood, greedy });
         assert_eq!(answered.answers, expected);
         let wrong = with_requests(report, [request(8, 1.0), request(9, f64::INFINITY)].into());
         let expected = "step 4: the loss of request 2 of the evaluation is inf";

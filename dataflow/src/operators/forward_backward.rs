@@ -124,7 +124,8 @@ pub struct ForwardBackwardStreams<'scope> {
 
 /// Trains on grains of samples `S`.
 pub trait ForwardBackward<'scope, S> {
-    /// Forward and backward over this worker's lanes.
+    /// Forward and backward over this worker's lanes. Where it does not [train](TrainingPlan::trainers), no thread is started, whatever
+    /// `compute` is.
     ///
     /// # Contract
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
@@ -169,7 +170,7 @@ pub trait ForwardBackward<'scope, S> {
     fn forward_backward<B: Backend, M: Trainable<B, Sample = S>>(
         self,
         inputs: ForwardBackwardInputs<'scope, S>,
-        compute: Compute<B, M>,
+        compute: impl Into<Option<Compute<B, M>>>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
     ) -> ForwardBackwardStreams<'scope>;
@@ -205,7 +206,7 @@ impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Gr
     fn forward_backward<B: Backend, M: Trainable<B, Sample = S>>(
         self,
         inputs: ForwardBackwardInputs<'scope, S>,
-        compute: Compute<B, M>,
+        compute: impl Into<Option<Compute<B, M>>>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
     ) -> ForwardBackwardStreams<'scope> {
@@ -240,14 +241,15 @@ impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Gr
         let actor = Actor::Worker(scope.index());
         let abort = abort.clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
-        let place = (scope.index(), scope.peers());
-        let mut state = match State::start(compute, plan, evaluation, &abort, place, wake) {
-            Ok(state) => Some(state),
-            Err(failure) => {
-                abort.fail(actor.clone(), failure);
-                None
-            }
-        };
+        let place = plan.trainers.place_in(scope, &abort);
+        let started = place.among().map(|among| {
+            let compute = compute.into().ok_or(GraphError::NotGiven { what: "a device" })?;
+            State::start(compute, plan, evaluation, &abort, (scope.index(), among), wake)
+        });
+        let mut state = started.transpose().unwrap_or_else(|failure| {
+            abort.fail(actor.clone(), failure);
+            None
+        });
         builder.build(move |capabilities| {
             drop(capabilities);
             move |frontiers| {
@@ -330,7 +332,17 @@ impl<'scope, S: Sample> ForwardBackward<'scope, S> for StreamVec<'scope, u64, Gr
                     }
                     Ok(())
                 };
-                if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
+                if place.rank().is_none() {
+                    // No other worker takes what came here, and those that train would wait for it.
+                    grains.for_each(|_time, grains| {
+                        let found = grains.drain(..).next();
+                        let stray = found.map(|Grain { step, lane, grain, .. }| {
+                            let trainers = place.trainers().to_vec();
+                            GraphError::NoTrainer { step: step + 1, lane, grain, trainers }
+                        });
+                        stray.into_iter().for_each(|error| abort.fail(actor.clone(), error));
+                    });
+                } else if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
                     abort.fail(actor.clone(), failure);
                     state = None;
                 }
@@ -356,22 +368,22 @@ impl<S: Sample> State<S> {
         plan: &Arc<TrainingPlan>,
         evaluation: Option<EvaluationPlan>,
         abort: &Abort,
-        (worker, workers): (usize, usize),
+        (worker, (rank, ranks)): (usize, (usize, usize)),
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let schedule = DeviceSchedule::new(plan, evaluation, (worker, workers))?;
+        let schedule = DeviceSchedule::new(plan, evaluation, (rank, ranks))?;
         let parts = DeviceParts {
             backend: compute.backend,
             model: compute.model,
             stop: compute.stop,
             plan: Arc::clone(plan),
             lanes: schedule.lanes(),
-            schedule: plan.batch.lane_schedule(workers)?,
+            schedule: plan.batch.lane_schedule(ranks)?,
             first_request: evaluation
                 .map_or(usize::MAX, |evaluation| evaluation.sample_grains(&plan.batch)),
         };
         let (name, borrower) = (format!("device-{worker}"), compute.borrower);
-        let counting = (workers > 1).then(|| Counting::new(&parts.model, plan));
+        let counting = (ranks > 1).then(|| Counting::new(&parts.model, plan));
         let device =
             Companion::start(abort, name, Phase::ForwardBackward, wake, move |jobs, replies| {
                 device::run(&parts, borrower, jobs, replies)

@@ -42,7 +42,7 @@ pub trait Measure<'scope> {
     ///
     /// # Contract
     /// - Input: the output of `gather`.
-    /// - Output: at the timestamp of the step, one [`CommunicationReport`] on every worker; none where a worker is alone.
+    /// - Output: at the timestamp of the step, one [`CommunicationReport`] on every worker that trains; none where it trains alone.
     /// - Memory: on the optimizer thread, two events for each sum and each gather of a step. Without this operator they are let go.
     /// - Never blocks, and no device waits: times are read when the step's parameters are on their way. Only a worker that owns
     ///   nothing may wait for its device then, on the optimizer thread, which has nothing else to do.
@@ -73,7 +73,7 @@ pub trait Measure<'scope> {
 impl<'scope> Measure<'scope> for StreamVec<'scope, u64, Ticket> {
     fn measure(self, thread: &OptimizerThread) -> StreamVec<'scope, u64, CommunicationReport> {
         let scope = self.scope();
-        if scope.peers() == 1 {
+        if thread.place().ranks() == 1 {
             return Vec::new().to_stream(scope);
         }
         // The last bucket that is gathered: all measured work is behind it, and nothing of the step waits for it.

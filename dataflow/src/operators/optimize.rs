@@ -29,11 +29,12 @@ use super::keep_first;
 use super::owned::{OptimizerThread, StateJob, UpdateReply};
 use super::plan::TrainingPlan;
 use super::ticket::Ticket;
+use super::trainers::Place;
 use crate::cluster::{Actor, Failure};
 
 const NO_STEP: GraphError = GraphError::Order { what: "a report", missing: "its step" };
 
-/// The figures of an update: the same on every worker.
+/// The figures of an update: the same on every worker that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// Updates done, from 1.
@@ -67,9 +68,12 @@ struct Addressed<D> {
     record: D,
 }
 
-/// `record` for each of `workers`.
-fn addressed<D: Copy>(workers: u32, record: D) -> impl Iterator<Item = Addressed<D>> {
-    (0..workers).map(move |destination| Addressed { destination, record })
+/// A copy of a record for each worker that trains.
+fn to_trainers<D: Copy>(place: &Place) -> impl FnMut(D) -> Vec<Addressed<D>> + use<D> {
+    let place = place.clone();
+    let addressed =
+        |record| move |&worker: &usize| Addressed { destination: worker as u32, record };
+    move |record| place.trainers().iter().map(addressed(record)).collect()
 }
 
 impl<D: 'static> Addressed<D> {
@@ -93,7 +97,7 @@ pub struct OptimizeInputs<'scope> {
 pub struct OptimizeStreams<'scope> {
     /// The buckets of which this worker has updated its part: for `gather` and `snapshot`.
     pub updated: StreamVec<'scope, u64, Ticket>,
-    /// One report a step on every worker, all the same.
+    /// One report a step on every worker that [trains](TrainingPlan::trainers), all the same.
     pub reports: StreamVec<'scope, u64, StepReport>,
 }
 
@@ -105,7 +109,7 @@ pub trait Optimize<'scope> {
     /// - Input: the buckets that are summed over all lanes, the losses of all lanes, and their counted tokens where these are told before
     ///   (both exchanged here; of several workers means are formed as soon as it is known), and after a cut the buckets
     ///   whose state was taken.
-    /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then a ticket for each bucket, in one order that
+    /// - Output: at the timestamp of the step, one [`StepReport`] on every worker that trains, then a ticket for each bucket, in one order that
     ///   all workers have, the last that became final first.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
     ///   squares in f64; the loss is a tree over lanes. None depends on the owners.
@@ -185,9 +189,9 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
         plan: &Arc<TrainingPlan>,
     ) -> OptimizeStreams<'scope> {
         let scope = self.scope();
-        let workers = scope.peers() as u32;
-        let losses = inputs.losses.flat_map(move |record| addressed(workers, record));
-        let counted = inputs.counted.flat_map(move |record| addressed(workers, record));
+        let place = thread.place().clone();
+        let losses = inputs.losses.flat_map(to_trainers(&place));
+        let counted = inputs.counted.flat_map(to_trainers(&place));
         let (square_loop, all_squares) = scope.feedback::<Vec<Addressed<SquareSum>>>(1);
 
         let mut builder = OperatorBuilder::new("Optimize".to_owned(), scope);
@@ -217,7 +221,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = thread.end(wake, StateJob::AnswerUpdates).map(|thread| State {
-            schedule: OptimizerSchedule::new(plan, pace.clone(), workers as usize),
+            schedule: OptimizerSchedule::new(plan, pace.clone(), place.ranks()),
             thread,
             steps: BTreeMap::new(),
         });
@@ -279,8 +283,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                     if let (Some(held), false) =
                         (state.steps.get(&state.schedule.step()), squares.is_empty())
                     {
-                        let copies = squares.into_iter();
-                        let copies = copies.flat_map(|record| addressed(workers, record));
+                        let copies = squares.into_iter().flat_map(to_trainers(&place));
                         squares_output.session(&held.squares).give_iterator(copies);
                     }
                     loop {

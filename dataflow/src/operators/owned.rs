@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::StatePart;
+use tidemill_collective::communicator::Communicator;
 use tidemill_kernels::Backend;
 use tidemill_model::Layout;
 use tidemill_model::optimizer::MOST_STATES;
@@ -32,13 +33,15 @@ use timely::scheduling::SyncActivator;
 pub(super) use self::staging::Staging;
 use self::state::OwnedState;
 use super::companion::{Companion, Replies, SharedCompanion};
+use super::error::GraphError;
 use super::lending::Lender;
 use super::measure::CommunicationReport;
 use super::optimize::ScheduledRule;
 use super::plan::TrainingPlan;
 use super::ticket::{Ready, Ticket};
+use super::trainers::Place;
 use crate::cluster::progress::Phase;
-use crate::cluster::{Abort, Actor};
+use crate::cluster::{Abort, Actor, Failure};
 use crate::state_arenas::StateArenas;
 
 /// Parameters and states of the optimizer after `plan.first_step` updates.
@@ -131,9 +134,10 @@ pub(super) enum SnapshotReply {
 
 /// The optimizer thread of a worker, as its operators know it.
 pub struct OptimizerThread {
-    /// None where it could not be started, which has ended the run.
+    /// None where the worker does not train, or where it could not be started, which has ended the run.
     thread: Option<SharedCompanion<StateJob>>,
     abort: Abort,
+    place: Place,
     staging: Staging,
     /// Where the states of the update rule stand.
     arenas: Arc<StateArenas>,
@@ -144,32 +148,65 @@ pub struct OptimizerThread {
 }
 
 impl OptimizerThread {
-    /// Starts the thread of the worker of `scope`.
-    pub fn start<B: Backend>(
-        optimizer: Optimizer<'_, B>,
+    /// Starts the thread of the worker of `scope`, if it [trains](TrainingPlan::trainers). Elsewhere there is no thread, whatever
+    /// `optimizer` is, and its operators do nothing.
+    pub fn start<'a, B: Backend>(
+        optimizer: impl Into<Option<Optimizer<'a, B>>>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
         scope: Scope<'_, u64>,
     ) -> Self {
-        let (worker, workers) = (scope.index(), scope.peers());
+        let place = plan.trainers.place_in(scope, abort);
+        let Some(among) = place.among() else { return Self::none(abort, place) };
+        let optimizer = optimizer.into().ok_or(GraphError::NotGiven { what: "an optimizer" });
+        let started = optimizer.map_err(Failure::from).and_then(|optimizer| {
+            check_end(optimizer.lender.communicator.as_deref(), plan, among)?;
+            Self::start_at(among, optimizer, plan, abort, (place.clone(), scope.index()))
+        });
+        started.unwrap_or_else(|error| {
+            abort.fail(Actor::Worker(scope.index()), error);
+            Self::none(abort, place)
+        })
+    }
+
+    fn start_at<B: Backend>(
+        (rank, ranks): (usize, usize),
+        optimizer: Optimizer<'_, B>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+        (place, worker): (Place, usize),
+    ) -> Result<Self, Failure> {
         // The thread refuses states that rules may not have.
         let states = optimizer.rule.rule.states();
         let states = &states[..states.len().min(MOST_STATES)];
         let arenas = Arc::new(StateArenas::new(optimizer.layout, states));
         let staging = Staging::of(plan, arenas.elements());
-        let owners = plan.buckets.owners(&plan.chunks, workers);
-        let owned = owners.iter().map(|owners| owners.chunks(worker)).collect();
+        let owners = plan.buckets.owners(&plan.chunks, ranks);
+        let owned = owners.iter().map(|owners| owners.chunks(rank)).collect();
         let Optimizer { backend, layout, state, lender, rule } = optimizer;
-        // A schedule that is none has ended the run elsewhere.
-        let rounds = plan.batch.lane_schedule(workers).map_or(1, |lanes| lanes.rounds() as u32);
+        let rounds = plan.batch.lane_schedule(ranks)?.rounds() as u32;
         let (plan, layout, of_thread) = (Arc::clone(plan), layout.clone(), Arc::clone(&arenas));
         let name = format!("optimizer-{worker}");
         let thread = SharedCompanion::start(abort, name, Phase::Updating, move |jobs| {
             let parts = Optimizer { backend, layout: &layout, state, lender, rule };
-            OwnedState::serve((parts, &of_thread), plan, staging, (worker, workers), jobs)
-        });
-        let thread = thread.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
-        Self { thread, abort: abort.clone(), staging, arenas, owned, rounds }
+            OwnedState::serve((parts, &of_thread), plan, staging, (rank, ranks), jobs)
+        })?;
+        Ok(Self {
+            thread: Some(thread),
+            abort: abort.clone(),
+            place,
+            staging,
+            arenas,
+            owned,
+            rounds,
+        })
+    }
+
+    /// No thread.
+    fn none(abort: &Abort, place: Place) -> Self {
+        let arenas = Arc::new(StateArenas::new(&Layout::new(), &[]));
+        let (staging, owned) = (Staging::InPlace, Vec::new());
+        Self { thread: None, abort: abort.clone(), place, staging, arenas, owned, rounds: 1 }
     }
 
     /// An operator's end; none where there is no thread.
@@ -183,6 +220,11 @@ impl OptimizerThread {
 
     pub(super) fn abort(&self) -> &Abort {
         &self.abort
+    }
+
+    /// The workers that train, and which of them this is.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
 
     pub(super) fn staging(&self) -> Staging {
@@ -247,5 +289,25 @@ impl OptimizerThread {
             }
         });
         done
+    }
+}
+
+/// Checks the end of a worker with rank `rank` of `ranks`, which has none where it trains alone.
+fn check_end<B: Backend>(
+    communicator: Option<&dyn Communicator<B>>,
+    plan: &TrainingPlan,
+    (worker, workers): (usize, usize),
+) -> Result<(), Failure> {
+    let planned = plan.batch.lane_schedule(workers)?;
+    let (rank, ranks) = communicator.map_or((0, 1), |end| (end.rank(), end.ranks()));
+    if (rank, ranks) != (worker, workers) {
+        return Err(GraphError::ForeignEnd { worker, workers, rank, ranks }.into());
+    }
+    match communicator.map(Communicator::schedule) {
+        Some(found) if *found != planned => {
+            let (planned, found) = (planned.rounds(), found.rounds());
+            Err(GraphError::ForeignLanes { worker, planned, found }.into())
+        }
+        _ => Ok(()),
     }
 }

@@ -13,6 +13,7 @@ use tidemill_model::optimizer::UpdateUnit;
 use tidemill_model::{Held, Layout, MasterPlace};
 
 use super::sample_names::SampleNames;
+use super::trainers::Trainers;
 use crate::batch::BatchPlan;
 
 /// The plan of one run, the same on every worker.
@@ -20,6 +21,8 @@ use crate::batch::BatchPlan;
 pub struct TrainingPlan {
     /// How a step is cut.
     pub batch: BatchPlan,
+    /// The workers of the dataflow that train; never numerics.
+    pub trainers: Trainers,
     /// The unit that one worker updates by itself, at the least: chunks and owners are cut by it.
     pub unit: UpdateUnit,
     /// The parameter arena in chunks.
@@ -129,13 +132,14 @@ impl EvaluationPlan {
 }
 
 impl TrainingPlan {
-    /// A run of `steps` updates from the beginning, with two steps read ahead, the default window,
+    /// A run of `steps` updates from the beginning, on all workers of the dataflow, with two steps read ahead, the default window,
     /// and no checkpoints. It is for rules whose unit is an element; for others see [`of_unit`](Self::of_unit).
     pub fn new(batch: BatchPlan, layout: &Layout, positions: usize, steps: u64) -> Self {
         let unit = UpdateUnit::Element;
         let (chunks, buckets) = cut(layout, unit, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
         Self {
             batch,
+            trainers: Trainers::all(),
             unit,
             chunks,
             buckets,

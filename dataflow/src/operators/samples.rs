@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidemill_model::{Sample, Tokens};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
@@ -17,8 +18,9 @@ use super::plan::TrainingPlan;
 use crate::cluster::progress;
 use crate::cluster::{Abort, Actor, Failure};
 
-/// Consecutive samples of one lane, over which gradients are formed. Grains stay on their worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Consecutive samples of one lane, over which gradients are formed. From where they are cut or given to the graph, grains stay on
+/// their worker; a program that makes them elsewhere exchanges them before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grain<S = Tokens> {
     /// The step, from 0: updates done before it. For an evaluation, updates done.
     pub step: u64,
@@ -51,6 +53,30 @@ pub trait SampleSource: 'static {
 
     /// `wake` is to be called whenever [`poll`](Self::poll) might answer a sample after it answered `None`.
     fn set_wake(&mut self, wake: Wake);
+}
+
+/// None is for workers that do not train, of which nothing is asked.
+impl<S: SampleSource> SampleSource for Option<S> {
+    type Sample = S::Sample;
+
+    fn request(&mut self, positions: Range<u64>) {
+        if let Some(source) = self {
+            source.request(positions);
+        }
+    }
+
+    fn poll(&mut self) -> Result<Option<(u64, S::Sample)>, Failure> {
+        match self {
+            Some(source) => source.poll(),
+            None => Err(GraphError::NotGiven { what: "a source of samples" }.into()),
+        }
+    }
+
+    fn set_wake(&mut self, wake: Wake) {
+        if let Some(source) = self {
+            source.set_wake(wake);
+        }
+    }
 }
 
 impl<S: Sample> SampleSource for Box<dyn SampleSource<Sample = S>> {
@@ -151,7 +177,7 @@ impl<S> GrainCutter<S> {
 
 /// A source of grains.
 pub trait Samples<'scope> {
-    /// The grains of this worker's lanes, step after step.
+    /// The grains of this worker's lanes, step after step; none where it does not [train](TrainingPlan::trainers).
     ///
     /// # Contract
     /// - Output: this worker's [`Grain`]s at the timestamps of their steps, in order of step, lane and grain, from
@@ -206,16 +232,17 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
         source.set_wake(super::wake(self, &builder.operator_info()));
         let actor = Actor::Worker(self.index());
         let (plan, abort) = (Arc::clone(plan), abort.clone());
-        let lanes = plan.batch.worker_lanes(self.index(), self.peers());
+        let place = plan.trainers.place_in(self, &abort).among();
+        let lanes = place.map(|(rank, ranks)| plan.batch.worker_lanes(rank, ranks));
         builder.build(move |mut capabilities| {
-            let mut cutter = match lanes {
-                Ok(lanes) => Some(GrainCutter::new(plan, lanes)),
+            let mut cutter = match lanes.transpose() {
+                Ok(lanes) => lanes.map(|lanes| GrainCutter::new(plan, lanes)),
                 Err(error) => {
                     abort.fail(actor.clone(), error);
                     None
                 }
             };
-            let mut capability = capabilities.pop();
+            let mut capability = capabilities.pop().filter(|_| cutter.is_some());
             move |_frontiers| {
                 let mut turn = |cutter: &mut GrainCutter<S::Sample>| -> Result<(), Failure> {
                     reports.for_each(|_time, reports| {

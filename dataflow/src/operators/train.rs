@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use tidemill_collective::carry::Courier;
 use tidemill_collective::{Carry, Credit};
 use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
@@ -19,9 +20,11 @@ use super::forward_backward::{
 };
 use super::gather::Gather;
 use super::measure::{CommunicationReport, Measure};
-use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, ScheduledRule, StepReport};
+use super::optimize::{
+    Optimize, OptimizeInputs, OptimizeStreams, ScheduledRule, StepReport, UpdatePace,
+};
 use super::owned::{InitialState, Optimizer, OptimizerThread};
-use super::plan::TrainingPlan;
+use super::plan::{EvaluationPlan, TrainingPlan};
 use super::reduce::Reduce;
 use super::samples::{Grain, SampleSource, Samples};
 use super::snapshot::{Snapshot, SnapshotStreams};
@@ -98,7 +101,8 @@ impl<'scope> TrainingLoops<'scope> {
     }
 }
 
-/// The parts of a training graph on one worker.
+/// The parts of a training graph on one worker that trains. Those that do not, of a plan with [`Trainers`](super::Trainers), have
+/// [`build_elsewhere`](Training::build_elsewhere).
 pub struct Training<B: Backend, M> {
     /// How steps are cut and which there are: the same on every worker.
     pub plan: Arc<TrainingPlan>,
@@ -110,11 +114,11 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: ScheduledRule<B>,
-    /// The connection of this worker with the others; `None` if it is alone. See [`Communicators`](crate::device::Communicators).
+    /// The connection of this worker with the others that train; `None` if it is alone. See [`Communicators`](crate::device::Communicators).
     pub connection: Option<Connection<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
-    /// Where checkpoints go: on worker 0, and on every worker where others write too.
+    /// Where checkpoints go: on the first worker that trains, and on every one where others write too.
     pub checkpoints: Option<Box<dyn StateSink>>,
     /// Ends the run with the first error.
     pub abort: Abort,
@@ -122,29 +126,29 @@ pub struct Training<B: Backend, M> {
 
 /// The output streams of a training graph.
 pub struct TrainingStreams<'scope> {
-    /// One report a step, on every worker.
+    /// One report a step, on every worker that trains.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// The cost of this worker's communication, for each step; nothing if it is alone.
     pub communication: StreamVec<'scope, u64, CommunicationReport>,
-    /// Every complete checkpoint, on worker 0.
+    /// Every complete checkpoint, on the first worker that trains.
     pub checkpoints: StreamVec<'scope, u64, CheckpointDone>,
-    /// Every evaluation, on worker 0.
+    /// Every evaluation, on the first worker that trains.
     pub evaluations: StreamVec<'scope, u64, EvaluationReport>,
 }
 
 impl<B: Backend, M: Trainable<B>> Training<B, M> {
     /// The graph over samples of `source`, evaluated as `evaluation` says, the same on every worker.
     ///
-    /// The samples of a worker are those of its lanes; `source` is asked for exactly these.
+    /// The samples of a worker are those of its lanes; `source` is asked for exactly these. Where the worker does not
+    /// [train](TrainingPlan::trainers), these parts are let go: see [`build_elsewhere`](Self::build_elsewhere).
     pub fn build<'scope>(
         self,
         scope: Scope<'scope, u64>,
         source: impl SampleSource<Sample = M::Sample>,
         evaluation: Option<Evaluation<M::Sample>>,
     ) -> TrainingStreams<'scope> {
-        let (begins, ends) = TrainingLoop::open(scope);
-        let grains = scope.samples(source, begins.reports.clone(), &self.plan, &self.abort);
-        self.connect(grains, evaluation, begins, ends)
+        let (plan, abort) = (Arc::clone(&self.plan), self.abort.clone());
+        Self::build_in(scope, Some(self), (&plan, &abort), source, evaluation)
     }
 
     /// The graph over a user's own grains: every grain of this worker's lanes, for every step. Evaluated as
@@ -155,87 +159,84 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         evaluation: Option<Evaluation<M::Sample>>,
     ) -> TrainingStreams<'scope> {
         let (begins, ends) = TrainingLoop::open(grains.scope());
-        self.connect(grains, evaluation, begins, ends)
+        let (plan, abort) = (Arc::clone(&self.plan), self.abort.clone());
+        Self::connect(grains, Some(self), (&plan, &abort), evaluation, (begins, ends))
+    }
+
+    /// The graph of [`build`](Self::build) on a worker that does not [train](TrainingPlan::trainers), without a device, parameters or
+    /// threads. All its streams are empty. `evaluation` is that of the other workers.
+    pub fn build_elsewhere<'scope>(
+        scope: Scope<'scope, u64>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+        evaluation: Option<EvaluationPlan>,
+    ) -> TrainingStreams<'scope> {
+        let source = None::<Box<dyn SampleSource<Sample = M::Sample>>>;
+        Self::build_in(scope, None, (plan, abort), source, evaluation.map(Evaluation::elsewhere))
+    }
+
+    /// The graph of [`build_over`](Self::build_over) on a worker that does not [train](TrainingPlan::trainers). No grain may come there: a
+    /// program whose other workers make them exchanges them before, by [`Place`](super::trainers::Place).
+    pub fn build_over_elsewhere<'scope>(
+        grains: StreamVec<'scope, u64, Grain<M::Sample>>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+        evaluation: Option<EvaluationPlan>,
+    ) -> TrainingStreams<'scope> {
+        let loops = TrainingLoop::open(grains.scope());
+        let evaluation = evaluation.map(Evaluation::elsewhere);
+        Self::connect(grains, None, (plan, abort), evaluation, loops)
+    }
+
+    fn build_in<'scope>(
+        scope: Scope<'scope, u64>,
+        own: Option<Self>,
+        (plan, abort): (&Arc<TrainingPlan>, &Abort),
+        source: impl SampleSource<Sample = M::Sample>,
+        evaluation: Option<Evaluation<M::Sample>>,
+    ) -> TrainingStreams<'scope> {
+        let (begins, ends) = TrainingLoop::open(scope);
+        let grains = scope.samples(source, begins.reports.clone(), plan, abort);
+        Self::connect(grains, own, (plan, abort), evaluation, (begins, ends))
     }
 
     fn connect<'scope>(
-        self,
         grains: StreamVec<'scope, u64, Grain<M::Sample>>,
+        own: Option<Self>,
+        (plan, abort): (&Arc<TrainingPlan>, &Abort),
         evaluation: Option<Evaluation<M::Sample>>,
-        begins: TrainingLoop<'scope>,
-        loops: TrainingLoops<'scope>,
+        (begins, loops): (TrainingLoop<'scope>, TrainingLoops<'scope>),
     ) -> TrainingStreams<'scope> {
-        let Self { plan, backend, model, state, rule, connection, stop, checkpoints, abort } = self;
-        let (mut communicator, lending) = match connection {
-            Some(Connection { communicator, lending }) => (Some(communicator), lending),
-            None => (None, None),
-        };
         let scope = grains.scope();
-        let worker = scope.index();
-        let planned = plan.batch.lane_schedule(scope.peers());
-        let planned = planned.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
-        let end = communicator.as_ref().map_or((0, 1), |end| (end.rank(), end.ranks()));
-        if end != (worker, scope.peers()) {
-            let (workers, (rank, ranks)) = (scope.peers(), end);
-            let error = GraphError::ForeignEnd { worker, workers, rank, ranks };
-            abort.fail(Actor::Worker(worker), error);
-            // An end that waits for others would wait for ever.
-            communicator = None;
-        }
-        if let (Some(found), Some(planned)) = (&communicator, planned)
-            && *found.schedule() != planned
-        {
-            let (planned, found) = (planned.rounds(), found.schedule().rounds());
-            let error = GraphError::ForeignLanes { worker, planned, found };
-            abort.fail(Actor::Worker(worker), error);
-            communicator = None;
-        }
-        let courier = communicator.as_mut().and_then(|end| end.courier());
-        if let Some(communicator) = &communicator {
-            abort.on_abort(communicator.abort_handle());
-        }
-        let (borrower, lender) = match lending.filter(|_| communicator.is_some()) {
-            Some(lending) => {
-                abort.on_abort(lending.abort_handle());
-                lending.between(communicator)
-            }
-            None => super::lending::lending(communicator),
+        let trains = plan.trainers.place_in(scope, abort).rank().is_some();
+        let Started { thread, compute, pace, checkpoints, courier } = match own {
+            Some(own) if trains => own.start(scope),
+            _ => Started::nothing(scope, plan, abort),
         };
-        let layout = model.layout().clone();
-        let optimizer = Optimizer {
-            backend: Arc::clone(&backend),
-            layout: &layout,
-            state,
-            lender,
-            rule: rule.clone(),
-        };
-        let pace = rule.pace;
-        let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
 
         let evaluation_plan = evaluation.as_ref().map(|evaluation| evaluation.plan);
         let evaluations = evaluation.map(|evaluation| {
             let (reports, losses) = (begins.reports.clone(), begins.evaluation_losses.clone());
-            scope.evaluation_samples(evaluation, reports, losses, &plan, &abort)
+            scope.evaluation_samples(evaluation, reports, losses, plan, abort)
         });
-        let compute = Compute { backend, model, borrower, stop };
         let inputs =
             ForwardBackwardInputs { present: begins.present, reports: begins.reports, evaluations };
         let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } =
-            grains.forward_backward(inputs, compute, &plan, &abort);
+            grains.forward_backward(inputs, compute, plan, abort);
         let inputs = OptimizeInputs { counted, losses, taken: begins.taken };
         let OptimizeStreams { updated, reports } =
-            ready.reduce(&thread).optimize(inputs, &pace, &thread, &plan);
+            ready.reduce(&thread).optimize(inputs, &pace, &thread, plan);
         let present = updated.clone().gather(&thread);
         let communication = present.clone().measure(&thread);
         if let Some(courier) = courier {
             present.clone().carry(courier, plan.window_bytes);
         }
         let SnapshotStreams { state, taken } =
-            updated.snapshot(reports.clone(), begins.state_credits, &thread, &plan);
+            updated.snapshot(reports.clone(), begins.state_credits, &thread, plan);
         let CheckpointStreams { done, state_credits } =
-            state.checkpoint(reports.clone(), checkpoints, &thread, &plan);
+            state.checkpoint(reports.clone(), checkpoints, &thread, plan);
         let evaluations = match evaluation_plan {
-            Some(evaluation) => evaluation_losses.clone().evaluate(evaluation, &plan, &abort),
+            Some(evaluation) => evaluation_losses.clone().evaluate(evaluation, plan, abort),
             None => Vec::new().to_stream(scope),
         };
         loops.close(LoopEnds {
@@ -246,5 +247,58 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             evaluation_losses,
         });
         TrainingStreams { reports, communication, checkpoints: done, evaluations }
+    }
+
+    /// Starts the optimizer thread.
+    fn start(self, scope: Scope<'_, u64>) -> Started<B, M> {
+        let Self { plan, backend, model, state, rule, connection, stop, checkpoints, abort } = self;
+        let (mut communicator, lending) = match connection {
+            Some(Connection { communicator, lending }) => (Some(communicator), lending),
+            None => (None, None),
+        };
+        let courier = communicator.as_mut().and_then(|end| end.courier());
+        if let Some(communicator) = &communicator {
+            abort.on_abort(communicator.abort_handle());
+        }
+        if courier.is_some() && !plan.trainers.are_all() {
+            abort.fail(Actor::Worker(scope.index()), GraphError::TrainersAcrossProcesses);
+        }
+        let (borrower, lender) = match lending {
+            Some(lending) => {
+                abort.on_abort(lending.abort_handle());
+                lending.between(communicator)
+            }
+            None => super::lending::lending(communicator),
+        };
+        let layout = model.layout().clone();
+        let pace = rule.pace.clone();
+        let optimizer =
+            Optimizer { backend: Arc::clone(&backend), layout: &layout, state, lender, rule };
+        let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
+        let compute = Some(Compute { backend, model, borrower, stop });
+        Started { thread, compute, pace, checkpoints, courier }
+    }
+}
+
+/// What a worker has of its own.
+struct Started<B: Backend, M> {
+    thread: OptimizerThread,
+    compute: Option<Compute<B, M>>,
+    pace: UpdatePace,
+    checkpoints: Option<Box<dyn StateSink>>,
+    courier: Option<Courier>,
+}
+
+impl<B: Backend, M> Started<B, M> {
+    /// Of a worker that does not train.
+    fn nothing(scope: Scope<'_, u64>, plan: &Arc<TrainingPlan>, abort: &Abort) -> Self {
+        Self {
+            thread: OptimizerThread::start(None::<Optimizer<'_, B>>, plan, abort, scope),
+            compute: None,
+            // Of no update.
+            pace: UpdatePace { clip_norm: None, learning_rate: Arc::new(|_| 0.0) },
+            checkpoints: None,
+            courier: None,
+        }
     }
 }

@@ -20,17 +20,22 @@ use tidemill::model::optimizer::StateArena;
 use tidemill::model::{Tokens, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
-    InitialState, SampleName, SampleNames, StateSink, StepReport, Training, TrainingPlan,
+    InitialState, SampleName, SampleNames, StateSink, StepReport, Trainers, Training, TrainingPlan,
 };
 use tidemill::parallel::Sharding;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
-use timely::dataflow::operators::Inspect;
+use timely::dataflow::operators::{Exchange, Inspect};
 
 #[path = "ends.rs"]
 mod ends;
 
 use ends::{Memory, Synthetic, sample};
+
+#[path = "makers.rs"]
+mod makers;
+
+use makers::Makers;
 
 #[path = "rule.rs"]
 mod rule;
@@ -82,6 +87,8 @@ impl<B, M> Clone for Subject<B, M> {
 #[derive(Clone, Debug)]
 pub struct Run {
     pub workers: usize,
+    /// Which of them train; where it is some, the others make [their own grains](Grains::Own).
+    pub trainers: Trainers,
     pub processes: usize,
     /// On how many hosts they are, as their addresses say: all are of this machine.
     pub hosts: usize,
@@ -164,6 +171,7 @@ impl Default for Run {
     fn default() -> Self {
         Self {
             workers: 1,
+            trainers: Trainers::all(),
             processes: 1,
             hosts: 1,
             samples: 27,
@@ -215,6 +223,11 @@ impl Run {
         settings.plan(memory).unwrap().sharded(self.sharding)
     }
 
+    /// How many workers train.
+    fn ranks(&self) -> usize {
+        self.trainers.place(0, self.workers).map_or(self.workers, |place| place.ranks())
+    }
+
     pub fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let layout = subject.model.layout();
         let plan = TrainingPlan::new(self.batch(), layout, POSITIONS, self.steps);
@@ -225,6 +238,7 @@ impl Run {
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
         plan.staging_bytes = self.staging_bytes;
+        plan.trainers = self.trainers.clone();
         let name = |row| SampleName { file: "made-up.parquet".to_owned(), row };
         plan.sample_names = SampleNames::new(name);
         plan.evaluation_names = SampleNames::new(name);
@@ -263,19 +277,21 @@ impl Run {
         }
     }
 
-    /// Runs; every worker's reports must be the same.
+    /// Runs; every trainer's reports must be the same, and the other workers have nothing.
     pub fn run_on<B: Backend, M: Trainable<B, Sample = Tokens>>(
         &self,
         subject: &Subject<B, M>,
     ) -> Result<Outcome, ClusterError> {
         let complete = Arc::new(Mutex::new(BTreeMap::new()));
-        let results = self.execute(subject, &complete);
-        let mut outcomes = results?.into_iter();
-        let mut first = outcomes.next().expect("there is a worker");
-        for outcome in outcomes {
-            assert_eq!(outcome.reports, first.reports, "every worker has the same reports");
+        let mut outcomes = self.execute(subject, &complete)?;
+        let place = self.trainers.place(0, self.workers).expect("trainers of the dataflow");
+        let mut first = std::mem::take(&mut outcomes[place.worker(0)]);
+        for &worker in &place.trainers()[1..] {
+            let outcome = std::mem::take(&mut outcomes[worker]);
+            assert_eq!(outcome.reports, first.reports, "every trainer has the same reports");
             first.evaluations.extend(outcome.evaluations);
         }
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::default()), "{outcomes:?}");
         first.checkpoints = complete.lock().unwrap().clone();
         Ok(first)
     }
@@ -314,13 +330,15 @@ impl Run {
                 settings.listener = Some(listener);
             }
             let (run, subject, complete) = (self.clone(), subject.clone(), Arc::clone(complete));
-            let local: Vec<&B> = (0..local_workers)
-                .map(|worker| &**subject.device(process * local_workers + worker))
-                .collect();
+            let of_process = process * local_workers..(process + 1) * local_workers;
+            let mut local: Vec<&B> = of_process.map(|worker| &**subject.device(worker)).collect();
+            // Some of the workers are all of one process.
+            local.truncate(self.ranks());
             let ends = self.communicators(&local, &settings);
             let work = move |context: &mut WorkerContext<'_>| {
                 let local = context.index() % local_workers;
-                let end = ends.take(context, subject.device(process * local_workers + local))?;
+                let device = subject.device(process * local_workers + local);
+                let end = ends.take_among(&run.trainers, context, device)?;
                 let is_connected = run.library.is_some() && run.processes > 1;
                 let is_library = matches!(ends, Communicators::Library { .. });
                 assert!(is_library || !is_connected, "the library connects them");
@@ -348,7 +366,7 @@ impl Run {
         };
         let library = || library.ok_or_else(|| missing.expect("there is no library"));
         // The graph says what is wrong with it.
-        let Ok(schedule) = self.batch().lane_schedule(self.workers) else {
+        let Ok(schedule) = self.batch().lane_schedule(self.ranks()) else {
             return Communicators::None;
         };
         Communicators::new(backends, cluster, schedule, self.sharding, library).unwrap()
@@ -368,6 +386,7 @@ impl Run {
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Outcome, Failure> {
         let (index, abort) = (context.index(), context.abort().clone());
+        let place = self.trainers.place(index, context.peers())?;
         let model = Arc::clone(&subject.model);
         let plan = Arc::new(self.plan(subject));
         let stop = Arc::new(AtomicBool::new(false));
@@ -381,17 +400,17 @@ impl Run {
             full_disk: self.full_disk,
             gate: self.gate(Stuck::Sink),
         };
-        let training = Training {
+        let training = place.rank().map(|rank| Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(subject.device(index)),
-            state: self.state(&*model, &plan, (index, context.peers())),
+            state: self.state(&*model, &plan, (rank, place.ranks())),
             model,
             rule: self.rule.scheduled(),
             connection,
             stop: Arc::clone(&stop),
-            checkpoints: (index == 0).then(|| Box::new(sink) as Box<dyn StateSink>),
-            abort,
-        };
+            checkpoints: (rank == 0).then(|| Box::new(sink) as Box<dyn StateSink>),
+            abort: abort.clone(),
+        });
         let done = Rc::new(Cell::new(plan.first_step));
         let (seen, limit, of_step) = (Rc::clone(&done), self.read_ahead, self.samples);
         let vocab_size = subject.vocab_size as u64;
@@ -415,10 +434,24 @@ impl Run {
         let (evaluated, evaluations) = std::sync::mpsc::channel::<EvaluationReport>();
         let ask = self.stop.filter(|&(worker, _)| worker == index);
         let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Grain>>>::new();
+        let makers = Makers::new(&plan.batch, &place, context.peers());
         context.dataflow::<u64, _, _>(|scope| {
-            let streams = match self.grains {
-                Grains::Cut => training.build(scope, source, Some(evaluation)),
-                Grains::Own => training.build_over(input.to_stream(scope), Some(evaluation)),
+            let mut made = |scope| {
+                let makers = makers.clone();
+                input.to_stream(scope).exchange(move |grain| makers.trainer(grain.lane) as u64)
+            };
+            let streams = match (self.grains, training) {
+                (Grains::Cut, Some(training)) => training.build(scope, source, Some(evaluation)),
+                (Grains::Own, Some(training)) => training.build_over(made(scope), Some(evaluation)),
+                (Grains::Cut, None) => {
+                    Training::<B, M>::build_elsewhere(scope, &plan, &abort, Some(planned))
+                }
+                (Grains::Own, None) => Training::<B, M>::build_over_elsewhere(
+                    made(scope),
+                    &plan,
+                    &abort,
+                    Some(planned),
+                ),
             };
             let gate = self.gate(Stuck::Operator).filter(|_| index == 0);
             streams.reports.inspect(move |report| {
@@ -439,7 +472,7 @@ impl Run {
             let batch = &plan.batch;
             for step in plan.first_step..plan.steps {
                 input.advance_to(step);
-                for lane in batch.worker_lanes(index, context.peers())? {
+                for lane in makers.made_by(index) {
                     for grain in 0..batch.lane_grains(lane) {
                         let positions = batch.positions(step, &batch.grain_range(lane, grain));
                         let samples = positions.map(|at| sample(at, vocab_size, self.poison));

@@ -25,7 +25,7 @@ use crate::cli::Format;
 use crate::cli::chart::{self, Chart, Series};
 use crate::cli::device::DeviceArguments;
 use crate::cli::exit::ExitCode;
-use crate::cli::output::{note_line, result_line};
+use crate::cli::output::{counted, note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
 
@@ -227,7 +227,8 @@ fn print(report: &Report, format: Format) -> anyhow::Result<()> {
         return result_line!("{}", serde_json::to_string(report)?);
     }
     let Report { device, prompt_tokens, new_tokens, models } = report;
-    result_line!("{prompt_tokens} tokens in, {new_tokens} out, on {device}")?;
+    let prompt_tokens = counted(*prompt_tokens, "token", "tokens");
+    result_line!("{prompt_tokens} in, {new_tokens} out, on {device}")?;
     for ModelReport { preset, parameters, rows } in models {
         result_line!("{preset}, {parameters} parameters")?;
         result_line!("  batch    seconds  prompt tokens/s  decode tokens/s  memory MB")?;

@@ -8,7 +8,7 @@ use tidemill_evaluation::plan::PlannedTask;
 use tidemill_evaluation::suite::{Average, Suite};
 
 use crate::cli::Format;
-use crate::cli::output::{note_line, result_line};
+use crate::cli::output::{counted, note_line, result_line};
 
 /// The results of all tasks.
 pub(super) struct Report<'a> {
@@ -45,10 +45,10 @@ impl Time {
     fn note(&self) {
         let Self { load_seconds, tokenize_seconds, score_seconds, total_seconds, .. } = self;
         note_line!(
-            "{} requests, {} tokens in {total_seconds:.2} s: loading {load_seconds:.2} s, beside it tokenizing {tokenize_seconds:.2} s, \
+            "{}, {} in {total_seconds:.2} s: loading {load_seconds:.2} s, beside it tokenizing {tokenize_seconds:.2} s, \
              scoring {score_seconds:.2} s ({:.0} requests and {:.0} tokens a second)",
-            self.requests,
-            self.tokens,
+            counted(self.requests, "request", "requests"),
+            counted(self.tokens, "token", "tokens"),
             self.rate(self.requests),
             self.rate(self.tokens),
         );

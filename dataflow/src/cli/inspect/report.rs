@@ -4,7 +4,7 @@ use tidemill_streaming_data::prepare::data_report::{
     Changed, DataReport, Difference, Histogram, ShownDocument, in_a_line,
 };
 
-use crate::cli::output::result_line;
+use crate::cli::output::{counted, result_line};
 
 /// Characters of an example that are printed.
 const PRINTED_CHARACTERS: usize = 100;
@@ -21,24 +21,25 @@ pub(super) fn print(report: Option<&DataReport>) -> anyhow::Result<()> {
     let (documents, inputs) = (&report.documents, &report.inputs);
     result_line!("report:")?;
     result_line!(
-        "  {} documents of {} are kept; {} texts were empty, {} null, {} lines or rows broken",
-        documents.kept,
+        "  kept: {} of {}; {} empty, {} null, {} lines or rows broken",
+        counted(documents.kept, "document", "documents"),
         documents.read,
-        documents.empty,
+        counted(documents.empty, "text was", "texts were"),
         documents.nulls,
         documents.broken,
     )?;
     result_line!(
-        "  {} inputs were read, {} could not be or not in full, {} were reached once more",
-        inputs.read,
+        "  {} read, {} could not be or not in full, {} reached once more",
+        counted(inputs.read, "input was", "inputs were"),
         inputs.skipped,
-        inputs.reached_again,
+        counted(inputs.reached_again, "was", "were"),
     )?;
     for of in &report.verdicts {
         let share = 100.0 * of.documents as f64 / documents.read.max(1) as f64;
         let megabytes = of.bytes as f64 / 1e6;
         let verdict = in_a_line(&of.verdict.to_string());
-        result_line!("  {verdict}: {} documents ({share:.1} %), {megabytes:.1} MB", of.documents)?;
+        let documents = counted(of.documents, "document", "documents");
+        result_line!("  {verdict}: {documents} ({share:.1} %), {megabytes:.1} MB")?;
         of.examples.iter().try_for_each(example)?;
     }
     for (rule, lines) in report.dropped_lines.iter().flatten() {
@@ -50,10 +51,10 @@ pub(super) fn print(report: Option<&DataReport>) -> anyhow::Result<()> {
     histogram("documents left out, by bytes", &lengths.left_out_bytes)?;
     if let Some(groups) = &report.duplicates {
         result_line!(
-            "  {} documents were compared: {} are in {} groups that are alike, the others like none",
-            groups.compared,
-            groups.documents,
-            groups.groups,
+            "  {} compared: {} in {} alike, the others like none",
+            counted(groups.compared, "document was", "documents were"),
+            counted(groups.documents, "is", "are"),
+            counted(groups.groups, "group that is", "groups that are"),
         )?;
         histogram("groups of duplicates, by documents", &groups.sizes)?;
     }
@@ -61,10 +62,10 @@ pub(super) fn print(report: Option<&DataReport>) -> anyhow::Result<()> {
     result_line!("  tokens by source:")?;
     for source in sources.listed.iter().take(PRINTED_SOURCES) {
         result_line!(
-            "    {}: {} tokens of {} documents, {} of them kept",
+            "    {}: {} of {}, {} of them kept",
             in_a_line(&source.path),
-            source.tokens,
-            source.documents,
+            counted(source.tokens, "token", "tokens"),
+            counted(source.documents, "document", "documents"),
             source.kept,
         )?;
     }
@@ -72,7 +73,7 @@ pub(super) fn print(report: Option<&DataReport>) -> anyhow::Result<()> {
     let others = left.clone().count() as u64 + sources.others.sources;
     if others > 0 {
         let tokens = left.map(|source| source.tokens).sum::<u64>() + sources.others.tokens;
-        result_line!("    and {others} more: {tokens} tokens")?;
+        result_line!("    and {others} more: {}", counted(tokens, "token", "tokens"))?;
     }
     report.update.as_ref().map_or(Ok(()), changes)
 }
@@ -113,8 +114,8 @@ fn changes(update: &Difference) -> anyhow::Result<()> {
     for change in &update.verdicts {
         let (from, to) = (change.from.to_string(), change.to.to_string());
         result_line!(
-            "    {} documents: {}, now {}",
-            change.documents,
+            "    {}: {}, now {}",
+            counted(change.documents, "document", "documents"),
             in_a_line(&from),
             in_a_line(&to)
         )?;

@@ -10,7 +10,7 @@ use tidemill_streaming_data::store::Location;
 use super::{DedupKind, PrepareArguments};
 use crate::cli::Format;
 use crate::cli::exit::one_line;
-use crate::cli::output::result_line;
+use crate::cli::output::{counted, result_line};
 
 /// Prints the report; `output` is without what may be secret in a URL.
 pub(super) fn print(
@@ -40,17 +40,21 @@ pub(super) fn print(
         }
         Format::Text => {
             result_line!(
-                "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
-                output,
-                report.samples,
-                report.seq_len,
-                report.shards,
+                "{output}: {} ({:.1} MB)",
+                samples_and_shards(report),
                 report.shard_bytes as f64 / 1e6,
             )?;
             print_source(report, arguments)?;
         }
     }
     Ok(())
+}
+
+/// Such as `45 samples of 32 tokens in 1 shard`.
+pub(super) fn samples_and_shards(report: &PrepareReport) -> String {
+    let samples = counted(report.samples, "sample", "samples");
+    let tokens = counted(report.seq_len, "token", "tokens");
+    format!("{samples} of {tokens} in {}", counted(report.shards, "shard", "shards"))
 }
 
 /// What every report says, in JSON.
@@ -100,40 +104,46 @@ fn print_source(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow:
             (None, None) => "the largest token + 1",
         };
         return result_line!(
-            "from {} samples that were tokenized already; vocabulary of {}: {stated}",
-            report.documents,
+            "from {} tokenized already; vocabulary of {}: {stated}",
+            counted(report.documents, "sample that was", "samples that were"),
             report.vocab_size,
         );
     }
     result_line!(
-        "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} null, {} broken, {} files \
-         reached twice, {} skipped",
-        report.documents,
+        "from {} ({:.1} MB of text, {}); {} empty, {} null, {} broken, {} reached twice, {} skipped",
+        documents(report.documents),
         report.text_bytes as f64 / 1e6,
-        report.tokens,
+        counted(report.tokens, "token", "tokens"),
         report.empty,
         report.nulls,
         report.broken,
-        report.duplicates,
+        counted(report.duplicates, "file", "files"),
         report.skipped.len(),
     )?;
     if arguments.exclude.is_some() {
-        result_line!("the list excluded {} documents", report.excluded)?;
+        result_line!("the list excluded {}", documents(report.excluded))?;
     }
     if arguments.filter.is_some() {
-        let rejected = report.filtered.rejected_documents();
-        result_line!("filters rejected {rejected} documents{}", told(&report.filtered.rejected))?;
+        let rejected = documents(report.filtered.rejected_documents());
+        result_line!("filters rejected {rejected}{}", told(&report.filtered.rejected))?;
         let dropped: u64 = report.filtered.dropped_lines.values().sum();
         if dropped > 0 {
             let rules = told(&report.filtered.dropped_lines);
-            result_line!("and dropped {dropped} lines of others{rules}")?;
+            let lines = counted(dropped, "line", "lines");
+            result_line!("and dropped {lines} of others{rules}")?;
         }
     }
     if arguments.dedup != DedupKind::None {
         let (copies, near) = (report.dedup.copies, report.dedup.near_copies);
-        result_line!("{copies} documents were copies of others, and {near} near copies")?;
+        let copies = counted(copies, "document was a copy", "documents were copies");
+        result_line!("{copies} of others, and {}", counted(near, "near copy", "near copies"))?;
     }
-    result_line!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens)
+    let dropped = counted(report.dropped_tokens, "token", "tokens");
+    result_line!("dropped at the end, where it fills no sample: {dropped}")
+}
+
+fn documents(count: u64) -> String {
+    counted(count, "document", "documents")
 }
 
 /// Counts by rule, as JSON.

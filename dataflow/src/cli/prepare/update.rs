@@ -10,9 +10,10 @@ use tidemill_streaming_data::store::Location;
 
 use super::document_tokenizer::DocumentTokenizer;
 use super::places::{Task, What};
+use super::report::samples_and_shards;
 use super::{PrepareArguments, note_left_out, report};
 use crate::cli::Format;
-use crate::cli::output::{note_line, result_line};
+use crate::cli::output::{counted, note_line, result_line};
 
 /// Which data set is to be updated, by so many threads.
 pub(super) fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<Task> {
@@ -92,29 +93,26 @@ fn in_words(updated: &UpdateReport, output: &Location) -> anyhow::Result<()> {
     };
     result_line!("{output}: {what}")?;
     result_line!(
-        "{} samples of {} tokens in {} shards ({:.1} MB), {} of them new",
-        prepared.samples,
-        prepared.seq_len,
-        prepared.shards,
+        "{} ({:.1} MB), {} of them new",
+        samples_and_shards(prepared),
         prepared.shard_bytes as f64 / 1e6,
         prepared.shards - changes.shards_kept,
     )?;
     result_line!(
-        "{} inputs read, {} as before, {} gone; {} documents in what was read, {} tokenized",
-        changes.inputs_read,
+        "{} read, {} as before, {} gone; {} in what was read, {} tokenized",
+        counted(changes.inputs_read, "input", "inputs"),
         changes.inputs_kept,
         changes.inputs_gone,
-        changes.texts_read,
+        counted(changes.texts_read, "document", "documents"),
         changes.texts_tokenized,
     )?;
     result_line!(
-        "from {} documents ({} tokens); {} rejected by filters, {} copies, {} near copies, {} excluded, {} empty, {} null, \
-         {} broken",
-        prepared.documents,
-        prepared.tokens,
+        "from {} ({}); {} rejected by filters, {}, {}, {} excluded, {} empty, {} null, {} broken",
+        counted(prepared.documents, "document", "documents"),
+        counted(prepared.tokens, "token", "tokens"),
         changes.rejected.values().sum::<u64>(),
-        prepared.dedup.copies,
-        prepared.dedup.near_copies,
+        counted(prepared.dedup.copies, "copy", "copies"),
+        counted(prepared.dedup.near_copies, "near copy", "near copies"),
         prepared.excluded,
         prepared.empty,
         prepared.nulls,

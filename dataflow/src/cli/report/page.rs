@@ -9,9 +9,10 @@ use super::chart::{COLORS, Chart, Line, Stroke};
 use super::escape::Escaped;
 use super::log::Log;
 use super::past::Mark;
-use super::run::{DEVICE_BYTES, HOST_BYTES, Run, STEP_MILLISECONDS};
+use super::run::{Run, STEP_MILLISECONDS};
 use super::series::{Point, Series};
 use super::tables;
+use crate::metrics::STEP_NUMBERS;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -19,22 +20,16 @@ const SCRIPT: &str = include_str!("page.js");
 /// Nothing may be loaded from anywhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
-/// Numbers of metrics that have charts before others, by their names in a log, and what the charts are called.
-const METRICS: [(&str, &str); 10] = [
-    ("grad_norm", "Gradient norm, before clipping"),
-    ("learning_rate", "Learning rate"),
-    ("tokens_per_second", "Tokens per second"),
-    (STEP_MILLISECONDS, "Time of a step (ms)"),
-    ("communication.milliseconds", "Communication of worker 0 (ms a step)"),
-    ("communication.exposed_milliseconds", "Communication that was not hidden (ms a step)"),
-    ("communication.bytes_from_memory", "From workers of the same process (bytes a step)"),
-    ("communication.bytes_from_processes", "From other processes (bytes a step)"),
-    (HOST_BYTES, "Memory of process 0 (bytes, resident)"),
-    (DEVICE_BYTES, "Memory taken of the device of worker 0 (bytes)"),
-];
-
 /// Numbers without a chart: they stand in tables, or in the chart of losses.
 const TOLD_ELSEWHERE: [&str; 3] = ["loss", "tokens", "elapsed_seconds"];
+
+/// Numbers of metrics that have charts before others, by their keys in a log, and what the charts are called.
+fn known() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let of_steps = STEP_NUMBERS.iter().map(|number| (number.key, number.description));
+    let derived = (STEP_MILLISECONDS, "Time of a step (ms)");
+    let shown = of_steps.filter(|(key, _)| !TOLD_ELSEWHERE.contains(key));
+    shown.chain([derived])
+}
 
 /// The page about `runs`.
 pub(super) fn page(runs: &[Run]) -> String {
@@ -122,7 +117,7 @@ fn pictures(runs: &[Run]) -> Vec<(String, Vec<Line>)> {
     let mut losses = lines(runs, "training", Stroke::Solid, |run| run.metrics.get("loss"));
     losses.extend(lines(runs, "evaluation", Stroke::Dashed, |run| run.evaluations.get("loss")));
     let mut pictures = vec![("Loss (nats a token)".to_owned(), losses)];
-    for (name, title) in METRICS {
+    for (name, title) in known() {
         let of_name = lines(runs, name, Stroke::Solid, |run| {
             // A run that exchanges nothing in some way has no chart of that.
             run.metrics.get(name).filter(|series| series.sum() != 0.0)
@@ -130,7 +125,7 @@ fn pictures(runs: &[Run]) -> Vec<(String, Vec<Line>)> {
         pictures.push((title.to_owned(), of_name));
     }
     pictures.push(("Workers".to_owned(), worlds(runs)));
-    let is_known = |name: &str| METRICS.iter().any(|(known, _)| *known == name);
+    let is_known = |name: &str| known().any(|(known, _)| known == name);
     for name in names(runs, |run| &run.evaluations) {
         let of_name = lines(runs, name, Stroke::Dashed, |run| run.evaluations.get(name));
         pictures.push((format!("Evaluation: {name}"), of_name));

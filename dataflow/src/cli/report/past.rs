@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::log::read_lines;
+use crate::cli::output::counted;
 use crate::error::JobError;
 use crate::history::{Ended, HistoryLine, Started};
 use crate::metrics::RunLine;
@@ -92,8 +93,7 @@ impl Past {
             let world = world_in_words(*workers, *processes);
             let again = match steps_again {
                 0 => String::new(),
-                1 => ", 1 step done again".to_owned(),
-                steps => format!(", {steps} steps done again"),
+                steps => format!(", {} done again", counted(*steps, "step", "steps")),
             };
             let text = format!("resumed behind step {step} with {world}{again}");
             marks.push(Mark { step: *step, kind: MarkKind::Resumed, text });
@@ -117,10 +117,6 @@ impl Past {
 
 /// Such as `4 workers in 2 processes`.
 pub(super) fn world_in_words(workers: usize, processes: usize) -> String {
-    let counted = |count: usize, one: &str, several: &str| match count {
-        1 => format!("1 {one}"),
-        count => format!("{count} {several}"),
-    };
     let workers = counted(workers, "worker", "workers");
     match processes {
         1 => workers,

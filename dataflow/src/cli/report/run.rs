@@ -19,11 +19,6 @@ use crate::run_folder::{DEVICES_FILE, RUN_CONFIG_FILE};
 /// The name of what is derived from counted tokens and their rate: how long a step took.
 pub(super) const STEP_MILLISECONDS: &str = "step_milliseconds";
 
-/// The numbers of [`MemoryUse`](crate::metrics::MemoryUse) in a log.
-pub(super) const HOST_BYTES: &str = "memory.host_bytes";
-/// See [`HOST_BYTES`].
-pub(super) const DEVICE_BYTES: &str = "memory.device_bytes";
-
 /// A run.
 #[derive(Debug)]
 pub(super) struct Run {

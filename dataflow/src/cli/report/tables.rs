@@ -8,10 +8,12 @@ use super::chart::COLORS;
 use super::escape::Escaped;
 use super::log::Log;
 use super::past::{End, Sitting, world_in_words};
-use super::run::{DEVICE_BYTES, HOST_BYTES, Run, STEP_MILLISECONDS};
+use super::run::{Run, STEP_MILLISECONDS};
 use super::scale::short;
 use super::series::Series;
+use crate::cli::output::counted;
 use crate::history::{Ended, Started};
+use crate::metrics::{DEVICE_BYTES, HOST_BYTES};
 
 /// The last second that a calendar of four digits has.
 const LAST_SECOND: u64 = 253_402_300_799;
@@ -128,8 +130,10 @@ pub(super) fn write_starts(page: &mut String, runs: &[Run]) -> fmt::Result {
                 Escaped(&run.name)
             )?;
             write!(page, "<td>{}</td><td class=\"number\">{step}</td>", date(*unix_seconds))?;
-            let again =
-                if *steps_again == 0 { String::new() } else { format!("{steps_again} steps") };
+            let again = match steps_again {
+                0 => String::new(),
+                steps => counted(*steps, "step", "steps"),
+            };
             write!(
                 page,
                 "<td class=\"number\">{again}</td><td>{}</td>",

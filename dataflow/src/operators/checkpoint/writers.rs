@@ -9,7 +9,10 @@ use timely::dataflow::channels::Message;
 use timely::dataflow::channels::pact::DistributorPact;
 use timely::dataflow::channels::pushers::exchange::Distributor;
 
-/// Which worker writes each part of each chunk: worker 0 all of them, unless it is said otherwise. The same on every worker.
+use crate::operators::trainers::Place;
+
+/// Which worker writes each part of each chunk: worker 0 all of them, unless it is said otherwise. The same on every worker. They are
+/// counted as those that [train](crate::operators::Trainers) are.
 #[derive(Clone, Debug, Default)]
 pub struct StateWriters {
     /// By part, and by chunk; none where it is worker 0.
@@ -49,13 +52,19 @@ impl StateWriters {
     }
 
     /// Sends whole chunks to the workers that write them, whichever their headers name.
-    pub(super) fn pact(&self) -> DistributorPact<impl FnOnce(usize) -> ByWriter + use<>> {
-        let by_writer = ByWriter(self.clone());
+    pub(super) fn pact(
+        &self,
+        place: Place,
+    ) -> DistributorPact<impl FnOnce(usize) -> ByWriter + use<>> {
+        let by_writer = ByWriter { writers: self.clone(), place };
         DistributorPact(move |_peers| by_writer)
     }
 }
 
-pub(super) struct ByWriter(StateWriters);
+pub(super) struct ByWriter {
+    writers: StateWriters,
+    place: Place,
+}
 
 impl Distributor<Chunk> for ByWriter {
     fn partition<T: Clone, P: Push<Message<T, Chunk>>>(
@@ -65,8 +74,8 @@ impl Distributor<Chunk> for ByWriter {
         pushers: &mut [P],
     ) {
         // A chunk without a header is found out where it arrives.
-        let writer = container.header().map_or(0, |header| self.0.of(header));
-        Message::push_at(container, time.clone(), &mut pushers[writer % pushers.len()]);
+        let writer = container.header().map_or(0, |header| self.writers.of(header));
+        Message::push_at(container, time.clone(), &mut pushers[self.place.worker(writer)]);
     }
 
     fn flush<T: Clone, P: Push<Message<T, Chunk>>>(&mut self, _time: &T, _pushers: &mut [P]) {}

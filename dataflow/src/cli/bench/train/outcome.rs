@@ -10,7 +10,7 @@ use super::TrainBench;
 use crate::batch::BatchPlan;
 use crate::cli::Format;
 use crate::cli::bench::peak_memory_bytes;
-use crate::cli::output::result_line;
+use crate::cli::output::{counted, result_line};
 use crate::operators::StepReport;
 
 /// The measurements of a run.
@@ -113,12 +113,13 @@ impl Outcome<'_> {
         };
         let of_worker = if *workers == 1 { "" } else { " of worker 0" };
         result_line!(
-            "{tokens_per_second:.0} tokens/s: {} with {workers} workers{of_processes} on {}, lanes {}, {} samples of {} tokens a step",
+            "{tokens_per_second:.0} tokens/s: {} with {}{of_processes} on {}, lanes {}, {} of {} a step",
             bench.preset,
+            counted(*workers, "worker", "workers"),
             measured.device,
             cut.lanes(),
-            cut.samples_per_step(),
-            bench.seq_len
+            counted(cut.samples_per_step(), "sample", "samples"),
+            counted(bench.seq_len.get(), "token", "tokens"),
         )?;
         result_line!(
             "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare the device's peak"
