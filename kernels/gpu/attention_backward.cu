@@ -1,20 +1,20 @@
-// The gradients of attention. Probabilities are formed again from the sums that forward has left, tile by tile:
+// The gradients of attention. Probabilities are recomputed tile by tile from the log-sum-exp that forward saved:
 //
 //   p_ij  = exp(s_ij - log_sum_exp_i)            delta_i = dout_i . out_i
 //   ds_ij = p_ij (dout_i . v_j - delta_i)
 //   dv_j  = sum over i of p_ij dout_i            dk_j = scale sum over i of ds_ij q_i
 //   dq_i  = scale sum over j of ds_ij k_j
 //
-// Two walks, so that each sum has one owner and one order: a block of keys walks the queries for dk and dv, a block of
-// queries walks the keys for dq. Probabilities and ds are rounded to activations for their products. Where groups of warps multiply
-// together, heads of 33 to 128 columns take one walk instead (attention_backward_groups_kernels.h).
+// Two walks, so that each sum has one owner and one order: a block of keys walks the queries for dk and dv, a block of queries
+// walks the keys for dq. Probabilities and ds are rounded to activations for their products. Where groups of warps multiply
+// together, heads of 33 to 128 columns use one walk instead (attention_backward_groups_kernels.h).
 #include "dialect.h"
 #include "pack.h"
 #include "tile_product.h"
 #include "attention.h"
 
-// The rows of the other side that are in shared memory at once, and how many tiles of them: the next is loaded while this
-// one is used, where copies overlap with arithmetic.
+// Rows of the other side in shared memory at once, and tiles of them: the next is loaded while this one is used,
+// where copies overlap with arithmetic.
 template <u32 P>
 constexpr u32 WALKED = P * sizeof(activation) <= 256 ? 32 : 16;
 constexpr u32 STAGES = WARP == 32 ? 2 : 1;
@@ -63,7 +63,7 @@ KERNEL(attention_deltas, THREADS, 1, AttentionDeltas) {
         }
         delta = warp_sum(delta);
         sum = arguments.log_sum_exp[static_cast<u64>(pair) * arguments.positions + position] * LOG2_E;
-        // What makes this no number must show in all that the row has part in.
+        // If this is not a number, every result that the row contributes to must show it.
         if (!is_finite(delta)) sum = delta - delta;
     }
     if (lane_of_warp() == 0) {
@@ -72,7 +72,7 @@ KERNEL(attention_deltas, THREADS, 1, AttentionDeltas) {
     }
 }
 
-// Rows that stay for the whole walk, those of one of two matrices.
+// Rows of one of two matrices that stay for the whole walk.
 template <u32 P>
 struct OwnRows {
     static constexpr Own OF_TWO = OWN<P, 2>;
@@ -83,7 +83,7 @@ struct OwnRows {
     u64 stride;
     Factor held[OF_TWO == Own::IN_REGISTERS ? P / TILE : 1];
 
-    // `first`: of the block's rows in the sample.
+    // `first`: the first of the block's rows in the sample.
     __device__ __forceinline__ void load(u32 first, u32 limit, u32 width, bool wide) {
         if constexpr (OF_TWO == Own::IN_SHARED) {
             load_rows<ROWS>(SharedRows<P>(memory), rows, stride, first, limit, width, wide);
@@ -230,7 +230,7 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                 }
             }
         }
-        // Some rows do not see some of the keys, which are the right factor now. All scores are there.
+        // Some rows do not attend to some of the keys, which are now the right factor. All scores are finished.
         if (block_sight.share(first, COUNT) == CommonSight::SOME) {
             __syncthreads();
             clear_not_finite<COUNT>(keys);
@@ -286,12 +286,12 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
 
 // --- dk and dv: keys walk the queries ----------------------------------------------------------------
 
-// Which gradients a block forms. Wide heads leave no room for both.
+// Which gradients a block computes. With wide heads there is no room for both.
 enum class Gradients { OF_BOTH, OF_KEYS, OF_VALUES };
 
-// How the keys of a warp or a block are seen by the queries of a tile.
+// Which queries of a tile attend to the keys of a warp or a block.
 struct QuerySight {
-    u32 least_first;     // of the first keys that the queries see
+    u32 least_first;     // the least of the first keys that the queries attend to
     u32 greatest_first;
 
     // The queries `first .. first + count`. Every lane of a warp takes part.
@@ -322,7 +322,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     constexpr bool OF_VALUES = GRADIENTS != Gradients::OF_KEYS;
     constexpr u32 STEPS = P / TILE, COUNT = WALKED<P>, TILES = COUNT / TILE;
     constexpr u32 KEY_STEPS = OF_KEYS ? STEPS : 1, VALUE_STEPS = OF_VALUES ? STEPS : 1;
-    // A stage holds a tile of q and one of dout, and the sums and deltas of their rows.
+    // A stage holds one tile of q and one of dout, and the log-sum-exp and deltas of their rows.
     constexpr u32 SUMS = 2 * COUNT * sizeof(float) / sizeof(activation);
     constexpr u32 STAGE = 2 * COUNT * P + SUMS;
     const AttentionInputs& inputs = arguments.inputs;
@@ -348,7 +348,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     const float* const deltas = arguments.deltas + pair * arguments.padded;
 
     const u32 limit = inputs.positions;
-    // The last query that sees the last key is window - 1 later.
+    // The last query that attends to the last key is window - 1 positions later.
     const u32 end = inputs.window < limit ? min(limit, block_last + inputs.window) : limit;
     const float slope = inputs.slopes ? inputs.slopes[block.head] * LOG2_E : 0.0f;
     const float scale = inputs.scale * LOG2_E;
@@ -386,7 +386,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
         if (STAGES > 1 && more) load_stage(stage, first + COUNT);
         const QuerySight sight(inputs, block.sample, first, COUNT);
         const CommonSight::Share share = sight.share(first, COUNT, warp_first, warp_last);
-        // Some queries do not see some of the keys: both tiles are right factors. A row's own sum says whether it is a number.
+        // Some queries do not attend to some of the keys: both tiles are right factors. A row's sum shows if it is finite.
         if (sight.share(first, COUNT, block_first, block_last) == CommonSight::SOME) {
             clear_not_finite<COUNT>(queries);
             clear_not_finite<COUNT>(douts);
@@ -477,7 +477,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     }                                                                       \
     SHARED_BYTES(attention_backward_##name##_##P, BACKWARD_SHARED_BYTES<P>);
 
-// A stage of either walk holds a tile of each of two matrices, and the sums and deltas of its rows.
+// A stage of either walk holds a tile of each of two matrices, and the log-sum-exp and deltas of its rows.
 template <u32 P>
 constexpr u32 BACKWARD_SHARED_BYTES =
     STAGES * 2 * WALKED<P> * (P * sizeof(activation) + sizeof(float)) + OWN_SHARED_BYTES<P, 2>;

@@ -1,15 +1,16 @@
-// Attention of one new position of each sequence over its cache of keys and values, which the new key and value enter: for
-// generation, where rows are too few for the tiles of attention_forward.cu.
+// Attention of one new position of each sequence over its cache of keys and values, which receives the new key and
+// value: for generation, where rows are too few for the tiles of attention_forward.cu.
 //
-// A sequence's keys are cut into chunks of 128 at whole multiples of that from its first position. A block has one chunk of one head:
-// groups of lanes, each with 8 columns a lane, form the scores of the keys that are theirs, one after the other, then the sums of their values beside the
-// chunk's greatest score; the groups' sums are added in their order, and a second kernel adds the chunks' in theirs. So a row's bits
-// follow from its position and from what it sees alone. All is in fp32.
+// A sequence's keys are cut into chunks of 128, at whole multiples of 128 from its first position. A block has one
+// chunk of one head. Its groups of lanes, with 8 columns a lane, compute the scores of their keys one after the other,
+// then the weighted sums of their values, relative to the chunk's greatest score. The groups' sums are added in order,
+// and a second kernel adds those of the chunks in order. So a row's bits depend on its position and on its keys alone.
+// All arithmetic is fp32.
 //
-// Floor: the bytes of the keys and values that are seen, once; at one sequence the latency of two kernels.
+// Floor: one read of the keys and values that are attended to; with one sequence the latency of two kernels.
 #include "dialect.h"
 
-#define NOTHING __uint_as_float(0xff800000u)  // minus infinity: the score of what is not seen
+#define NOTHING __uint_as_float(0xff800000u)  // minus infinity: the score of a masked key
 
 namespace {
 
@@ -32,8 +33,8 @@ struct AttentionStep {
     u32 capacity;
     u32 heads;
     u32 width;   // p
-    u32 window;  // the most positions that a query sees
-    u32 chunks;  // of a head, as many as any query can see
+    u32 window;  // the most positions that a query attends to
+    u32 chunks;  // of a head, enough for the longest query
     float scale;
     u32 wide;  // whether rows are loaded 16 bytes at a time
     u32 group;  // heads of queries that share one of keys and values
@@ -48,7 +49,7 @@ struct AttentionStepSums {
     u32 unused;
 };
 
-// The keys that the query of a sample sees: from `begin` on, up to `end`; none where the cache is full.
+// The keys that the query of a sample attends to: from `begin` up to `end`; none where the cache is full.
 struct Sight {
     u32 begin, end;
 
@@ -61,7 +62,7 @@ DEVICE Sight sight_of(u32 past, u32 window, u32 capacity) {
     return sight;
 }
 
-// Columns of a row as they come from memory.
+// Columns of a row in the form of memory.
 struct Columns {
 #if ACTIVATION_BF16
     u32 pairs[COLUMNS / 2];
@@ -71,7 +72,7 @@ struct Columns {
     __device__ __forceinline__ float at(u32 i) const { return values[i]; }
 #endif
 };
-// The columns from `first` on, zero where there are none or `inside` says so.
+// The columns from `first` on; zero for columns that do not exist, and where `inside` is false.
 DEVICE Columns read_columns(const activation* row, u32 first, u32 width, bool inside, bool wide) {
     Columns columns = {};
     if (!inside || first >= width) return columns;
@@ -106,7 +107,7 @@ template <u32 P>
 DEVICE void attend(const AttentionStep& arguments) {
     constexpr u32 LANES = P / COLUMNS, GROUPS = THREADS / LANES;
     constexpr u32 KEYS = CHUNK / GROUPS;             // of a group
-    constexpr u32 BATCH = KEYS < 8 ? KEYS : 8;       // whose columns are on their way at once
+    constexpr u32 BATCH = KEYS < 8 ? KEYS : 8;       // keys whose columns are in flight at once
     __shared__ float maxima[THREADS / 32];
     __shared__ float sums[GROUPS][P];
     __shared__ float weights[GROUPS];
@@ -129,7 +130,7 @@ DEVICE void attend(const AttentionStep& arguments) {
     const activation* const values = arguments.values + sample_start;
     const activation* const new_key = arguments.k + sample * arguments.k_stride + shared_column;
     const activation* const new_value = arguments.v + sample * arguments.v_stride + shared_column;
-    // The group's key i, and whether it is seen.
+    // The group's key i, and whether the query attends to it.
     auto key_of = [&](u32 i) { return first + i * GROUPS + group; };
     auto is_seen = [&](u32 key) { return key >= sight.begin && key < sight.end; };
 
@@ -149,7 +150,7 @@ DEVICE void attend(const AttentionStep& arguments) {
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            // Where it is formed again, AMD's compiler need not hold for all keys at once which of them are seen.
+            // Recomputed here, so that AMD's compiler need not keep it for all keys at once.
             const u32 key = formed_anew(key_of(batch + i));
             float sum = 0.0f;
 #pragma unroll
@@ -161,7 +162,7 @@ DEVICE void attend(const AttentionStep& arguments) {
             greatest = fmaxf(greatest, scores[batch + i]);
         }
     }
-    // The first values are on their way before the greatest score is known.
+    // The first loads of values are in flight before the greatest score is known.
     Columns held[BATCH];
     auto load_values = [&](u32 batch) {
 #pragma unroll
@@ -209,7 +210,7 @@ DEVICE void attend(const AttentionStep& arguments) {
         part[width] = total;
         part[width + 1] = greatest;
     }
-    // Of the heads that share them, the first brings the new key and value.
+    // Among the heads that share a key and value, the first one writes the new key and value.
     if (past < first || past >= first + CHUNK || head % arguments.group != 0) return;
     const u64 entry = sample_start + past * stride;
     for (u32 i = thread; i < width; i += THREADS) {
