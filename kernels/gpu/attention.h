@@ -74,14 +74,14 @@ struct BlockPlace {
 };
 
 // The keys that a query attends to: from `first` to `last`.
-struct Sight {
+struct MaskRange {
     u32 first;
     u32 last;
 
     __device__ __forceinline__ bool holds(u32 key) const { return key >= first && key <= last; }
 };
 
-DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 past) {
+DEVICE MaskRange mask_range_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 past) {
     const u32 position = past + query;
     u32 first = position >= inputs.window ? position - inputs.window + 1 : 0;
     if (inputs.starts) {
@@ -92,54 +92,54 @@ DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 
 }
 
 // The keys of the lane's rows, where the warp's rows begin at `first`. Rows past the last get the keys of the last.
-DEVICE void sights_of_rows(const AttentionInputs& inputs, u32 sample, u32 first,
-                           Sight (&sight)[HELD_ROWS]) {
+DEVICE void mask_ranges_of_rows(const AttentionInputs& inputs, u32 sample, u32 first,
+                                MaskRange (&range)[HELD_ROWS]) {
     const u32 past = inputs.past ? inputs.past[sample] : 0;
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
         const u32 query = min(first + tile_row(slot), inputs.positions - 1);
-        sight[slot] = sight_of(inputs, sample, query, past);
+        range[slot] = mask_range_of(inputs, sample, query, past);
     }
 }
-DEVICE void sights_of_rows(const AttentionInputs& inputs, Sight (&sight)[HELD_ROWS]) {
+DEVICE void mask_ranges_of_rows(const AttentionInputs& inputs, MaskRange (&range)[HELD_ROWS]) {
     const BlockPlace block(inputs, true);
     const u32 first = block.tile * ROWS + threadIdx.x / WARP * TILE;
-    sights_of_rows(inputs, block.sample, first, sight);
+    mask_ranges_of_rows(inputs, block.sample, first, range);
 }
 
 // The keys of all rows of a warp or a block together.
-struct CommonSight {
-    Sight all;   // keys that every row attends to, if first is not after last
-    Sight some;  // keys that at least one row attends to
+struct CommonMaskRange {
+    MaskRange all;   // keys that every row attends to, if first is not after last
+    MaskRange some;  // keys that at least one row attends to
 
-    enum Share { NONE, SOME, ALL };
+    enum Coverage { NONE, PARTIAL, FULL };
 
     // How much of the keys `first .. first + count` the rows attend to: NONE only where all of these come after the
     // last such key.
-    __device__ __forceinline__ Share share(u32 first, u32 count) const {
+    __device__ __forceinline__ Coverage coverage(u32 first, u32 count) const {
         const u32 last = first + count - 1;
         if (first > some.last) return NONE;
-        return first >= all.first && last <= all.last ? ALL : SOME;
+        return first >= all.first && last <= all.last ? FULL : PARTIAL;
     }
 };
 
 // The keys of queries `first .. first + count` of a sample, as far as these exist. Every lane of a warp takes part.
-DEVICE CommonSight common_sight(const AttentionInputs& inputs, u32 sample, u32 past, u32 first,
-                                u32 count) {
-    CommonSight sight{{0, NO_POSITION}, {NO_POSITION, 0}};
+DEVICE CommonMaskRange common_mask_range(const AttentionInputs& inputs, u32 sample, u32 past, u32 first,
+                                          u32 count) {
+    CommonMaskRange range{{0, NO_POSITION}, {NO_POSITION, 0}};
     const u32 end = min(first + count, inputs.positions);
     for (u32 query = first + lane_of_warp(); query < end; query += WARP) {
-        const Sight own = sight_of(inputs, sample, query, past);
-        sight.all.first = max(sight.all.first, own.first);
-        sight.all.last = min(sight.all.last, own.last);
-        sight.some.first = min(sight.some.first, own.first);
-        sight.some.last = max(sight.some.last, own.last);
+        const MaskRange own = mask_range_of(inputs, sample, query, past);
+        range.all.first = max(range.all.first, own.first);
+        range.all.last = min(range.all.last, own.last);
+        range.some.first = min(range.some.first, own.first);
+        range.some.last = max(range.some.last, own.last);
     }
-    sight.all.first = warp_greatest(sight.all.first);
-    sight.all.last = warp_least(sight.all.last);
-    sight.some.first = warp_least(sight.some.first);
-    sight.some.last = warp_greatest(sight.some.last);
-    return sight;
+    range.all.first = warp_greatest(range.all.first);
+    range.all.last = warp_least(range.all.last);
+    range.some.first = warp_least(range.some.first);
+    range.some.last = warp_greatest(range.some.last);
+    return range;
 }
 
 // Copies rows `first .. first + COUNT` of `from` to shared memory, with zeros from `limit` on and in the padding of a

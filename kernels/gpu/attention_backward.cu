@@ -164,10 +164,10 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
     const activation* const k = inputs.k + block.sample * inputs.k_sample + shared_column;
     const activation* const v = inputs.v + block.sample * inputs.v_sample + shared_column;
 
-    const CommonSight warp_sight = common_sight(inputs, block.sample, 0, warp_first, TILE);
-    const CommonSight block_sight = common_sight(inputs, block.sample, 0, block_first, ROWS);
-    const u32 begin = block_sight.some.first / COUNT * COUNT;
-    const u32 end = block_sight.some.last + 1;
+    const CommonMaskRange warp_range = common_mask_range(inputs, block.sample, 0, warp_first, TILE);
+    const CommonMaskRange block_range = common_mask_range(inputs, block.sample, 0, block_first, ROWS);
+    const u32 begin = block_range.some.first / COUNT * COUNT;
+    const u32 end = block_range.some.last + 1;
 
     const u32 position = warp_first + tile_row(0);
     const u64 pair = static_cast<u64>(block.sample) * inputs.heads + block.head;
@@ -206,9 +206,9 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                              width, wide);
             copy_async_commit();
         }
-        const CommonSight::Share share = warp_sight.share(first, COUNT);
+        const CommonMaskRange::Coverage coverage = warp_range.coverage(first, COUNT);
         Accumulator scores[TILES], ds[TILES];
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
                 scores[n] = zero_tile();
@@ -231,11 +231,11 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
             }
         }
         // Some rows do not attend to some of the keys, which are now the right factor. All scores are finished.
-        if (block_sight.share(first, COUNT) == CommonSight::SOME) {
+        if (block_range.coverage(first, COUNT) == CommonMaskRange::PARTIAL) {
             __syncthreads();
             clear_not_finite<COUNT>(keys);
         }
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -252,15 +252,15 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                     ds[n].at[i] = p * (ds[n].at[i] - delta[slot]);
                 }
             }
-            if (share == CommonSight::SOME) {
-                Sight sight[HELD_ROWS];
-                sights_of_rows(inputs, sight);
+            if (coverage == CommonMaskRange::PARTIAL) {
+                MaskRange range[HELD_ROWS];
+                mask_ranges_of_rows(inputs, range);
 #pragma unroll
                 for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
                     for (u32 i = 0; i < HELD; i++) {
                         const u32 key = first + n * TILE + tile_column(i);
-                        if (!sight[row_slot(i)].holds(key)) ds[n].at[i] = 0.0f;
+                        if (!range[row_slot(i)].holds(key)) ds[n].at[i] = 0.0f;
                     }
                 }
             }
@@ -290,29 +290,29 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
 enum class Gradients { OF_BOTH, OF_KEYS, OF_VALUES };
 
 // Which queries of a tile attend to the keys of a warp or a block.
-struct QuerySight {
+struct QueryMaskRange {
     u32 least_first;     // the least of the first keys that the queries attend to
     u32 greatest_first;
 
     // The queries `first .. first + count`. Every lane of a warp takes part.
-    __device__ __forceinline__ QuerySight(const AttentionInputs& inputs, u32 sample, u32 first,
+    __device__ __forceinline__ QueryMaskRange(const AttentionInputs& inputs, u32 sample, u32 first,
                                           u32 count) {
         const u32 last = min(first + count, inputs.positions) - 1;
         if (inputs.starts) {
-            const u32 own = sight_of(inputs, sample, min(first + lane_of_warp(), last), 0).first;
+            const u32 own = mask_range_of(inputs, sample, min(first + lane_of_warp(), last), 0).first;
             least_first = warp_least(own);
             greatest_first = warp_greatest(own);
         } else {
-            least_first = sight_of(inputs, sample, first, 0).first;
-            greatest_first = sight_of(inputs, sample, last, 0).first;
+            least_first = mask_range_of(inputs, sample, first, 0).first;
+            greatest_first = mask_range_of(inputs, sample, last, 0).first;
         }
     }
 
-    __device__ __forceinline__ CommonSight::Share share(u32 first, u32 count, u32 first_key,
-                                                        u32 last_key) const {
-        if (first + count <= first_key || least_first > last_key) return CommonSight::NONE;
-        return first >= last_key && greatest_first <= first_key ? CommonSight::ALL
-                                                                : CommonSight::SOME;
+    __device__ __forceinline__ CommonMaskRange::Coverage coverage(u32 first, u32 count, u32 first_key,
+                                                                u32 last_key) const {
+        if (first + count <= first_key || least_first > last_key) return CommonMaskRange::NONE;
+        return first >= last_key && greatest_first <= first_key ? CommonMaskRange::FULL
+                                                                : CommonMaskRange::PARTIAL;
     }
 };
 
@@ -384,14 +384,14 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && more) load_stage(stage, first + COUNT);
-        const QuerySight sight(inputs, block.sample, first, COUNT);
-        const CommonSight::Share share = sight.share(first, COUNT, warp_first, warp_last);
+        const QueryMaskRange range(inputs, block.sample, first, COUNT);
+        const CommonMaskRange::Coverage coverage = range.coverage(first, COUNT, warp_first, warp_last);
         // Some queries do not attend to some of the keys: both tiles are right factors. A row's sum shows if it is finite.
-        if (sight.share(first, COUNT, block_first, block_last) == CommonSight::SOME) {
+        if (range.coverage(first, COUNT, block_first, block_last) == CommonMaskRange::PARTIAL) {
             clear_not_finite<COUNT>(queries);
             clear_not_finite<COUNT>(douts);
         }
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
             Accumulator p[TILES], ds[TILES];
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
@@ -427,7 +427,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
                     ds[n].at[i] = p[n].at[i] * (ds[n].at[i] - own_sums[COUNT + own]);
                 }
             }
-            if (share == CommonSight::SOME) {
+            if (coverage == CommonMaskRange::PARTIAL) {
 #pragma unroll
                 for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -435,7 +435,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
                         const u32 query = first + n * TILE + tile_column(i);
                         const u32 key = warp_first + tile_row(row_slot(i));
                         const u32 there = min(query, limit - 1);
-                        const u32 first_key = sight_of(inputs, block.sample, there, 0).first;
+                        const u32 first_key = mask_range_of(inputs, block.sample, there, 0).first;
                         if (key >= first_key && key <= query) continue;
                         p[n].at[i] = 0.0f;
                         ds[n].at[i] = 0.0f;

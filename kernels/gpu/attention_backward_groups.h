@@ -173,8 +173,8 @@ struct Walk {
 #pragma unroll 1
         for (; before > first; before -= min(before, static_cast<u32>(WARP))) {
             const u32 tile = before - 1 - lane_of_warp();
-            const bool sees = tile < before && tile >= first && tile_firsts[2 * tile] <= last_key;
-            const u32 found = warp_greatest(sees ? tile + 1 : 0);
+            const bool attends = tile < before && tile >= first && tile_firsts[2 * tile] <= last_key;
+            const u32 found = warp_greatest(attends ? tile + 1 : 0);
             if (found > 0) return found - 1;
         }
         return NO_POSITION;
@@ -187,8 +187,8 @@ struct Walk {
             least = tile_firsts[2 * tile];
             greatest = tile_firsts[2 * tile + 1];
         } else {
-            least = sight_of(inputs, 0, first_query, 0).first;
-            greatest = sight_of(inputs, 0, min(end_query, inputs.positions) - 1, 0).first;
+            least = mask_range_of(inputs, 0, first_query, 0).first;
+            greatest = mask_range_of(inputs, 0, min(end_query, inputs.positions) - 1, 0).first;
         }
         const bool whole = first_query >= last_key && greatest <= first_key && end_query <= inputs.positions;
         return {first_query, whole ? Step::IS_WHOLE : 0, tile_of_all + tile, first_key / KEY_ROWS - least / KEY_ROWS};

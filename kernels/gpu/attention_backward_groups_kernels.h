@@ -47,7 +47,7 @@ DEVICE void prepare(const Preparation& arguments) {
     if (threadIdx.x < PREPARED_ROWS && pair % inputs.heads == 0) {
         const u32 sample = pair / inputs.heads, query = first + threadIdx.x;
         arguments.firsts[static_cast<u64>(sample) * arguments.padded + query] =
-            sight_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
+            mask_range_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
     }
     const u32 lane = threadIdx.x % 16, column = lane * 8;
     const u32 first_column = pair % inputs.heads * inputs.width + column;

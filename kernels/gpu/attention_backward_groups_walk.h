@@ -1,10 +1,10 @@
 // The computing groups of a block for the gradients of attention: keys walk the queries, with five products a tile.
 //
-//scores  = k q^T          a group's 64 keys are the rows, in all products but the last
+//   scores  = k q^T          a group's 64 keys are the rows, in all products but the last
 //   dp      = v dout^T
 //   dv     += p dout
 //   dk     += ds q
-//dq     += ds^T k         over all keys of the block; its two groups divide queries or columns
+//   dq     += ds^T k         over all keys of the block; its two groups divide queries or columns
 //
 // Products run asynchronously, and one is in flight nearly all the time while a group does something else: dp while scores become
 // probabilities (where registers suffice), dv while dp becomes ds, dk while the groups wait for each other's ds, the next tile's scores
@@ -69,7 +69,7 @@ DEVICE void weigh(Accumulator (&scores)[TILES], const float* sums, float scale, 
 
 // Sets the probabilities of masked keys to zero. `firsts`: the first keys that the tile's queries attend to; `key`: the lane's first.
 template <u32 TILES>
-DEVICE void hide_unseen(Accumulator (&p)[TILES], const u32* firsts, u32 first_query, u32 key) {
+DEVICE void mask_out(Accumulator (&p)[TILES], const u32* firsts, u32 first_query, u32 key) {
 #pragma unroll
     for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -264,7 +264,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             weigh(scores, state.sums[of_queries.stage], scale, state.item.slope, bias);
             if (!is_whole) {
                 const u64 at = static_cast<u64>(state.item.sample) * arguments.padded + step.first_query;
-                hide_unseen(scores, arguments.firsts + at, step.first_query, key);
+                mask_out(scores, arguments.firsts + at, step.first_query, key);
             }
             Factor p[QUERY_TILES];
 #pragma unroll

@@ -95,7 +95,7 @@ struct Softmax {
 // The result is not finite either way, so probabilities are left out.
 template <u32 STEPS>
 DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
-                           const AttentionInputs& inputs, const Sight (&sight)[HELD_ROWS], u32 first,
+                           const AttentionInputs& inputs, const MaskRange (&range)[HELD_ROWS], u32 first,
                            u32 end) {
 #pragma unroll 1
     for (u32 key = first; key < end; key++) {
@@ -106,7 +106,7 @@ DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
 #pragma unroll
             for (u32 i = 0; i < HELD; i++) {
                 const u32 column = n * TILE + first_column + column_step(i);
-                if (column >= inputs.width || !sight[row_slot(i)].holds(key)) continue;
+                if (column >= inputs.width || !range[row_slot(i)].holds(key)) continue;
                 const float x = widen(row[column]);
                 if (!is_finite(x)) out[n].at[i] += x;
             }
@@ -168,10 +168,10 @@ DEVICE void forward(const AttentionForward& arguments) {
     const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
     // The address for the lane's first row: the others follow at a fixed distance.
     const u32 position = past + warp_first + tile_row(0);
-    const CommonSight warp_sight = common_sight(inputs, block.sample, past, warp_first, TILE);
-    const CommonSight block_sight = common_sight(inputs, block.sample, past, block_first, ROWS);
-    const u32 begin = block_sight.some.first / KEYS<P> * KEYS<P>;
-    const u32 end = min(block_sight.some.last + 1, inputs.keys);
+    const CommonMaskRange warp_range = common_mask_range(inputs, block.sample, past, warp_first, TILE);
+    const CommonMaskRange block_range = common_mask_range(inputs, block.sample, past, block_first, ROWS);
+    const u32 begin = block_range.some.first / KEYS<P> * KEYS<P>;
+    const u32 end = min(block_range.some.last + 1, inputs.keys);
 
     const activation* q_rows[HELD_ROWS];
 #pragma unroll
@@ -215,9 +215,9 @@ DEVICE void forward(const AttentionForward& arguments) {
         __syncthreads();
         load_rows<KEYS<P>>(values, v, inputs.v_stride, first, end, width, wide);
         copy_async_commit();
-        const CommonSight::Share share = warp_sight.share(first, KEYS<P>);
+        const CommonMaskRange::Coverage coverage = warp_range.coverage(first, KEYS<P>);
         Accumulator scores[KEY_TILES];
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < KEY_TILES; n++) scores[n] = zero_tile();
 #pragma unroll
@@ -247,10 +247,10 @@ DEVICE void forward(const AttentionForward& arguments) {
         // A copy that overlaps with arithmetic begins as early as possible.
         if (WARP == 32) load_next_keys();
         // Some rows do not attend to some of the values.
-        const bool cleared = block_sight.share(first, KEYS<P>) == CommonSight::SOME &&
+        const bool cleared = block_range.coverage(first, KEYS<P>) == CommonMaskRange::PARTIAL &&
                              clear_not_finite<KEYS<P>>(values, keys_memory);
         if (WARP == 64) load_next_keys();
-        if (share == CommonSight::NONE) continue;
+        if (coverage == CommonMaskRange::NONE) continue;
 
         if (scaled_first) {
 #pragma unroll
@@ -264,15 +264,15 @@ DEVICE void forward(const AttentionForward& arguments) {
                 }
             }
         }
-        if (share == CommonSight::SOME) {
-            Sight sight[HELD_ROWS];
-            sights_of_rows(inputs, sight);
+        if (coverage == CommonMaskRange::PARTIAL) {
+            MaskRange range[HELD_ROWS];
+            mask_ranges_of_rows(inputs, range);
 #pragma unroll
             for (u32 n = 0; n < KEY_TILES; n++) {
 #pragma unroll
                 for (u32 i = 0; i < HELD; i++) {
                     const u32 key = first + n * TILE + tile_column(i);
-                    if (!sight[row_slot(i)].holds(key)) scores[n].at[i] = -INFINITE;
+                    if (!range[row_slot(i)].holds(key)) scores[n].at[i] = -INFINITE;
                 }
             }
         }
@@ -292,9 +292,9 @@ DEVICE void forward(const AttentionForward& arguments) {
             }
         }
         if (cleared) {
-            Sight sight[HELD_ROWS];
-            sights_of_rows(inputs, sight);
-            add_not_finite(out, v, inputs, sight, first, min(end, first + KEYS<P>));
+            MaskRange range[HELD_ROWS];
+            mask_ranges_of_rows(inputs, range);
+            add_not_finite(out, v, inputs, range, first, min(end, first + KEYS<P>));
         }
     }
 

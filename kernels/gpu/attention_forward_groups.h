@@ -42,10 +42,10 @@ DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, acti
     for (u32 row = 0; row < TILE; row++) {
         const u32 query = rows.first_of_warp() + row;
         if (query >= inputs.positions) return;
-        const Sight sight = sight_of(inputs, rows.sample, query, past);
-        const u32 end = min(sight.last + 1, inputs.keys);
+        const MaskRange range = mask_range_of(inputs, rows.sample, query, past);
+        const u32 end = min(range.last + 1, inputs.keys);
 #pragma unroll 1
-        for (u32 key = sight.first; key < end; key++) {
+        for (u32 key = range.first; key < end; key++) {
 #pragma unroll 1
             for (u32 column = lane_of_warp(); column < inputs.width; column += WARP) {
                 const float x = widen(v[key * inputs.v_stride + column]);
@@ -158,15 +158,15 @@ DEVICE void add_biases(Accumulator (&scores)[KEY_TILES], const AttentionInputs& 
 }
 
 // The score of a masked key.
-DEVICE void hide_unseen(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows,
+DEVICE void mask_out(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows,
                         u32 first) {
-    Sight sight[HELD_ROWS];
-    sights_of_rows(inputs, rows.sample, rows.first_of_warp(), sight);
+    MaskRange range[HELD_ROWS];
+    mask_ranges_of_rows(inputs, rows.sample, rows.first_of_warp(), range);
     u32 from_first[HELD_ROWS], last_from_first[HELD_ROWS];
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-        from_first[slot] = first + first_tile_column() - sight[slot].first;
-        last_from_first[slot] = sight[slot].last - sight[slot].first;
+        from_first[slot] = first + first_tile_column() - range[slot].first;
+        last_from_first[slot] = range[slot].last - range[slot].first;
     }
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; n++) {
@@ -261,8 +261,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     // Turns the scores of the keys from `first` on into probabilities.
     const auto weigh = [&] {
         if (scaled_first) add_biases(scores, inputs, rows, first, scale, slope);
-        is_whole = item.is_seen_by_all(first);
-        if (!is_whole) hide_unseen(scores, inputs, rows, first);
+        is_whole = item.is_unmasked(first);
+        if (!is_whole) mask_out(scores, inputs, rows, first);
         rows.softmax.take<4>(scores, scaled_first ? 1.0f : scale, decay);
     };
     const auto round_probabilities = [&] {

@@ -31,7 +31,7 @@ struct alignas(16) Item {
     u32 all_first, all_last;  // keys that all attend to
     u32 unused;
 
-    __device__ __forceinline__ bool is_seen_by_all(u32 first) const {
+    __device__ __forceinline__ bool is_unmasked(u32 first) const {
         return first >= all_first && first + KEYS - 1 <= all_last;
     }
 };
@@ -110,18 +110,18 @@ DEVICE Item item_of(const Arguments& arguments, u32 number) {
     item.tile = inputs.tiles - 1 - rank;
     const u32 past = inputs.past ? inputs.past[item.sample] : 0;
     const u32 first = item.tile * ROWS, last = min(first + ROWS, inputs.positions) - 1;
-    CommonSight sight;
+    CommonMaskRange range;
     if (inputs.starts) {
-        sight = common_sight(inputs, item.sample, past, first, ROWS);
+        range = common_mask_range(inputs, item.sample, past, first, ROWS);
     } else {
-        const Sight of_first = sight_of(inputs, item.sample, first, past);
-        const Sight of_last = sight_of(inputs, item.sample, last, past);
-        sight = {{of_last.first, of_first.last}, {of_first.first, of_last.last}};
+        const MaskRange of_first = mask_range_of(inputs, item.sample, first, past);
+        const MaskRange of_last = mask_range_of(inputs, item.sample, last, past);
+        range = {{of_last.first, of_first.last}, {of_first.first, of_last.last}};
     }
-    item.end = min(sight.some.last + 1, inputs.keys);
-    item.begin = min(sight.some.first, item.end - 1) / KEYS * KEYS;
-    item.all_first = sight.all.first;
-    item.all_last = sight.all.last;
+    item.end = min(range.some.last + 1, inputs.keys);
+    item.begin = min(range.some.first, item.end - 1) / KEYS * KEYS;
+    item.all_first = range.all.first;
+    item.all_last = range.all.last;
     return item;
 }
 

@@ -24,7 +24,7 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
         for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
             const Turn<M::STAGES> turn(count);
             wait_for(state.values_full[turn.stage], turn.parity);
-            if (!item.is_seen_by_all(first)) {
+            if (!item.is_unmasked(first)) {
                 u32* const pairs = reinterpret_cast<u32*>(memory.values(turn.stage));
                 bool found = false;
 #pragma unroll 1
@@ -167,7 +167,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                 const bool found =
                     copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + shared_column,
                                        inputs.v_stride, first - KEYS, inputs.keys, inputs,
-                                       !item.is_seen_by_all(first - KEYS));
+                                       !item.is_unmasked(first - KEYS));
                 if (found) state.cleared[turn.stage] = count;
                 meet(COPYING, GROUP_THREADS);
                 if (threadIdx.x == 0) arrive(state.values_full[turn.stage]);

@@ -50,16 +50,16 @@ struct AttentionStepSums {
 };
 
 // The keys that the query of a sample attends to: from `begin` up to `end`; none where the cache is full.
-struct Sight {
+struct MaskRange {
     u32 begin, end;
 
     __device__ __forceinline__ u32 first_chunk() const { return begin / CHUNK; }
 };
-DEVICE Sight sight_of(u32 past, u32 window, u32 capacity) {
-    Sight sight;
-    sight.end = past < capacity ? past + 1 : 0;
-    sight.begin = sight.end > window ? sight.end - window : 0;
-    return sight;
+DEVICE MaskRange mask_range_of(u32 past, u32 window, u32 capacity) {
+    MaskRange range;
+    range.end = past < capacity ? past + 1 : 0;
+    range.begin = range.end > window ? range.end - window : 0;
+    return range;
 }
 
 // Columns of a row in the form of memory.
@@ -115,11 +115,11 @@ DEVICE void attend(const AttentionStep& arguments) {
     const u32 head = blockIdx.x / arguments.chunks % arguments.heads;
     const u32 sample = blockIdx.x / arguments.chunks / arguments.heads;
     const u32 past = arguments.past[sample], width = arguments.width;
-    const Sight sight = sight_of(past, arguments.window, arguments.capacity);
-    const u32 first = (sight.first_chunk() + blockIdx.x % arguments.chunks) * CHUNK;
+    const MaskRange range = mask_range_of(past, arguments.window, arguments.capacity);
+    const u32 first = (range.first_chunk() + blockIdx.x % arguments.chunks) * CHUNK;
     release_next();
     await_previous();
-    if (first >= sight.end) return;
+    if (first >= range.end) return;
 
     const bool wide = arguments.wide != 0;
     const u32 column = lane * COLUMNS, head_column = head * width;
@@ -132,7 +132,7 @@ DEVICE void attend(const AttentionStep& arguments) {
     const activation* const new_value = arguments.v + sample * arguments.v_stride + shared_column;
     // The group's key i, and whether the query attends to it.
     auto key_of = [&](u32 i) { return first + i * GROUPS + group; };
-    auto is_seen = [&](u32 key) { return key >= sight.begin && key < sight.end; };
+    auto is_unmasked = [&](u32 key) { return key >= range.begin && key < range.end; };
 
     const Columns query =
         read_columns(arguments.q + sample * arguments.q_stride + head_column, column, width, true, wide);
@@ -146,7 +146,7 @@ DEVICE void attend(const AttentionStep& arguments) {
         for (u32 i = 0; i < BATCH; i++) {
             const u32 key = key_of(batch + i);
             const activation* const row = key == past ? new_key : keys + key * stride;
-            held[i] = read_columns(row, column, width, is_seen(key), wide);
+            held[i] = read_columns(row, column, width, is_unmasked(key), wide);
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -158,7 +158,7 @@ DEVICE void attend(const AttentionStep& arguments) {
 #pragma unroll
             for (u32 mask = 1; mask < LANES; mask *= 2) sum += shuffle_xor(sum, mask);
             const float score = fmaf(sum, scale, -slope * static_cast<float>(past - key));
-            scores[batch + i] = is_seen(key) ? score : NOTHING;
+            scores[batch + i] = is_unmasked(key) ? score : NOTHING;
             greatest = fmaxf(greatest, scores[batch + i]);
         }
     }
@@ -169,7 +169,7 @@ DEVICE void attend(const AttentionStep& arguments) {
         for (u32 i = 0; i < BATCH; i++) {
             const u32 key = formed_anew(key_of(batch + i));
             const activation* const row = key == past ? new_value : values + key * stride;
-            held[i] = read_columns(row, column, width, is_seen(key), wide);
+            held[i] = read_columns(row, column, width, is_unmasked(key), wide);
         }
     };
     load_values(0);
@@ -233,8 +233,8 @@ KERNEL(attention_step_sums, THREADS, 1, AttentionStepSums) {
     const u32 width = arguments.width, row = width + 2;
     release_next();
     await_previous();
-    const Sight sight = sight_of(arguments.past[sample], arguments.window, arguments.capacity);
-    const u32 chunks = (sight.end + CHUNK - 1) / CHUNK - sight.first_chunk();
+    const MaskRange range = mask_range_of(arguments.past[sample], arguments.window, arguments.capacity);
+    const u32 chunks = (range.end + CHUNK - 1) / CHUNK - range.first_chunk();
     const float* const parts = arguments.parts + static_cast<u64>(blockIdx.x) * arguments.chunks * row;
     float greatest = NOTHING;
 #pragma unroll 4
