@@ -58,7 +58,7 @@ impl Rows {
                 return Self::parse(place, bytes, format);
             }
         }
-        let at = origin.map(|origin| format!("; it is had from {origin}")).unwrap_or_default();
+        let at = origin.map(|origin| format!("; download it from {origin}")).unwrap_or_default();
         let what =
             format!("expected {} in this folder, found no such file{at}", names.join(" or "));
         Err(EvaluationError::Source { origin: data.to_owned(), what })
@@ -228,7 +228,7 @@ mod tests {
         let write =
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let said = wrong("x");
-        assert!(said.ends_with("found no such file; it is had from the moon"), "{said}");
+        assert!(said.ends_with("found no such file; download it from the moon"), "{said}");
         assert!(said.contains("expected x.jsonl or x.parquet in this folder"), "{said}");
         write("x.jsonl", "{}\n[1]\n");
         let said = wrong("x");

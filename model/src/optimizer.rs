@@ -204,7 +204,7 @@ impl OptimizerSettings {
         let expected = "a finite number of at least 0";
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
         let none = |key: &str, found: String| {
-            let expected = format!("none, as {} has no such", self.name.word());
+            let expected = format!("no value, as {} has no such setting", self.name.word());
             Err(ModelError::config(format!("optimizer.{key}"), expected, found))
         };
         match (self.name, self.betas) {
@@ -385,9 +385,15 @@ mod tests {
             assert_eq!(read(&written), settings, "{written}");
         }
         for (json, said) in [
-            (r#"{"name": "lion", "eps": 1e-8}"#, "optimizer.eps: expected none, as lion has no"),
+            (
+                r#"{"name": "lion", "eps": 1e-8}"#,
+                "optimizer.eps: expected no value, as lion has no",
+            ),
             (r#"{"name": "adafactor", "betas": [0.9, 0.9]}"#, "optimizer.betas: expected none"),
-            (r#"{"adafactor": {}}"#, "optimizer.adafactor: expected none, as adamw has no such"),
+            (
+                r#"{"adafactor": {}}"#,
+                "optimizer.adafactor: expected no value, as adamw has no such setting",
+            ),
             (
                 r#"{"name": "adafactor", "adafactor": {"clip_threshold": 0.0}}"#,
                 "optimizer.adafactor.clip_threshold: expected a finite number above 0",
