@@ -1,12 +1,13 @@
-//! The operators of training, one behind the other, in a `timely::execute` of your own.
+//! The operators of training, one after the other, in a `timely::execute` of your own.
 //!
 //! ```text
 //! cargo example operators_one_by_one
 //! ```
 //!
-//! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. Where your program already has a timely
-//! runtime, or something is to stand between two operators, you write the chain yourself: this is all of it. `EmbeddedRun` sees that
-//! a failure of one worker ends all. The example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
+//! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. If your
+//! program already has a timely runtime, or needs something between two operators, you write the
+//! chain yourself: this is all of it. `EmbeddedRun` ends the run on all workers if one fails. The
+//! example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
 //! gradients are final.
 
 use std::cell::{Cell, RefCell};
@@ -44,25 +45,25 @@ const POSITIONS: usize = 24;
 const LANES: usize = 4;
 const STEPS: u64 = 40;
 
-/// What a worker's chain is made of.
+/// The parts of a worker's chain.
 struct Parts {
     cpu: Arc<Cpu>,
     model: Arc<LanguageModel<Cpu>>,
     plan: Arc<TrainingPlan>,
-    /// Its end of what sums between workers; none where it is alone.
+    /// Its end of the communicator between workers; `None` if it is alone.
     end: Option<Box<dyn Communicator<Cpu>>>,
     abort: Abort,
 }
 
-/// The streams of a chain that the program looks at.
+/// The streams of a chain that the program reads.
 struct Tapped<'scope> {
-    /// One a step, the same on every worker.
+    /// One report a step, the same on every worker.
     reports: StreamVec<'scope, u64, StepReport>,
-    /// One for each lane of the worker and step.
+    /// One loss for each lane of the worker and step.
     losses: StreamVec<'scope, u64, LaneLoss>,
 }
 
-/// From samples to updated parameters, and round again.
+/// From samples to updated parameters, and back.
 fn train_in<'scope>(
     scope: Scope<'scope, u64>,
     parts: Parts,
@@ -71,11 +72,11 @@ fn train_in<'scope>(
     let Parts { cpu, model, plan, end, abort } = parts;
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
     let rule = ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS);
-    // A worker that waits for others must hear of it when the run is ended.
+    // A worker that waits for others must be woken when the run is ended.
     if let Some(end) = &end {
         abort.on_abort(end.abort_handle());
     }
-    // Two threads take turns with the parameters: one computes with them, one updates them.
+    // Two threads alternate in using the parameters: one computes with them, one updates them.
     let (borrower, lender) = lending(end);
     let layout = Trainable::<Cpu>::layout(&*model);
     let parameters = Arc::new(Trainable::<Cpu>::initialize(&*model, 17));
@@ -90,7 +91,7 @@ fn train_in<'scope>(
     let stop = Arc::new(AtomicBool::new(false));
     let compute = Compute { backend: cpu, model: Arc::clone(&model), borrower, stop };
 
-    // The beginnings of what goes round.
+    // The inputs of the feedback loops.
     let (begins, loops) = TrainingLoop::open(scope);
     let grains = scope.samples(Counting::default(), begins.reports.clone(), &plan, &abort);
 
@@ -104,7 +105,8 @@ fn train_in<'scope>(
 
     let ready = ready.inspect(move |_| ready_buckets.set(ready_buckets.get() + 1));
 
-    // There are no checkpoints: `snapshot` and `checkpoint` would give what is empty here.
+    // There are no checkpoints: `snapshot` and `checkpoint` would supply the inputs that are empty
+    // here.
     let inputs = OptimizeInputs { counted, losses: losses.clone(), taken: begins.taken };
     let OptimizeStreams { updated, reports } =
         ready.reduce(&thread).optimize(inputs, &rule.pace, &thread, &plan);
@@ -121,7 +123,8 @@ fn train_in<'scope>(
     Tapped { reports, losses }
 }
 
-/// What a run tells: the losses of its steps, those of the lanes of the last, and how often gradients of a bucket were final.
+/// The output of a run: the losses of its steps, those of the lanes of the last step, and how often
+/// gradients of a bucket were final.
 #[derive(Debug, Default)]
 struct Told {
     losses: Vec<f64>,
@@ -149,7 +152,7 @@ fn train(workers: usize) -> Result<Told> {
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    // What sums between the workers, all of them of this process; each takes its end.
+    // The communicators between the workers, all of this process; each worker takes its end.
     let cluster = ClusterSettings::threads(workers);
     let ends = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
     let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY, 16, 1))?);
@@ -187,7 +190,7 @@ fn train(workers: usize) -> Result<Told> {
     run.end()?;
     let mut all = Told::default();
     for told in joined {
-        // Where a worker has nothing to tell, the run has failed.
+        // A worker without results means that the run has failed.
         let told = told.map_err(anyhow::Error::msg)?.unwrap_or_default();
         all.losses = told.losses;
         all.lanes.extend(told.lanes);
@@ -197,7 +200,7 @@ fn train(workers: usize) -> Result<Told> {
     Ok(all)
 }
 
-/// Samples that count on from anywhere.
+/// Samples that count up from their own position.
 #[derive(Default)]
 struct Counting {
     requested: VecDeque<u64>,
