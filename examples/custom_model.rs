@@ -4,10 +4,10 @@
 //! cargo example custom_model
 //! ```
 //!
-//! The model is the smallest that learns something: a table of scores for each pair of neighbouring tokens (a bigram
-//! model). It shows what the weights' being the same to the bit asks of a model: losses that depend on one sample
-//! alone, and gradients formed grain by grain. And it shows how a model gets its parameters: block by block, each lent for as
-//! long as the block runs.
+//! The model is the smallest that learns something: a table of scores for each pair of neighbouring
+//! tokens (a bigram model). It shows what a model must do so that the weights are the same to the
+//! bit: losses depend on one sample alone, and gradients are formed grain by grain. And it shows
+//! how a model gets its parameters: block by block, each leased for as long as the block runs.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
@@ -46,7 +46,7 @@ impl Bigram {
         let mut layout = Layout::new();
         let segment = layout.segment("scores");
         let score = layout.tensor("score", &[vocab_size, vocab_size], Decay::Exempt, 1);
-        // So that no copy in another precision is made for this model where parameters are sharded.
+        // So that sharding of parameters makes no copy in another precision for this model.
         layout.set_reading(score, Reading::Fp32);
         layout.block("scores", &[segment]);
         Self { layout, vocab_size }
@@ -62,7 +62,7 @@ impl Bigram {
         let v = self.vocab_size;
         let mut losses = Vec::new();
         for grain in microbatch.grains() {
-            // From zero for every grain: this is what makes microbatches free of numbers.
+            // From zero for every grain: this makes the result independent of the microbatch.
             let mut grain_gradient = vec![0.0_f32; v * v];
             let mut loss = GrainLoss::default();
             for pair in grain.iter().flat_map(|tokens| tokens.windows(2)) {
@@ -88,8 +88,8 @@ impl Bigram {
         Ok(losses)
     }
 
-    /// The parameters of the only block, in the CPU's memory. A model of several enters them in order, forward and then backward,
-    /// and leases of each what it uses.
+    /// The parameters of the only block, in the CPU's memory. A model of several blocks enters them
+    /// in order, forward and then backward, and leases the parameters of each.
     fn scores<'a>(
         &self,
         device: &mut Device<'_, Cpu>,
@@ -149,7 +149,8 @@ impl Trainable<Cpu> for Bigram {
                 *sum += value;
             }
         })?;
-        // The block's gradients are final for this microbatch: they may be sent while earlier blocks still compute.
+        // The block's gradients are final for this microbatch: they may be sent while earlier
+        // blocks are still computed.
         sink.block_done(device, 0)?;
         Ok(losses)
     }

@@ -4,9 +4,10 @@
 //! cargo example custom_optimizer
 //! ```
 //!
-//! Gradient descent with Nesterov's momentum keeps one state of each parameter. The rule says its name and computes an update
-//! from views; who owns which parameters, how they cross between workers and what a checkpoint calls the state is no matter of
-//! its own. It computes element by element, so that the losses have the same bits with one worker and with three.
+//! Gradient descent with Nesterov's momentum keeps one state for each parameter. The rule has a
+//! name for the state and computes an update from views; the library distributes parameters over
+//! workers, moves them and writes the state to checkpoints. The rule computes element by element,
+//! so that the losses have the same bits with one worker and with three.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -96,7 +97,7 @@ fn worker(
     let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY, 32, 2))?);
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let parameters = Arc::new(Trainable::<Cpu>::initialize(model.as_ref(), 17));
-    // Of the settings a rule of your own has the base learning rate and the norm that gradients are clipped to.
+    // Your own rule uses two of the settings: the base learning rate and the norm for clipping.
     let settings = OptimizerSettings { learning_rate: 0.3, ..Default::default() };
     let rule = Arc::new(Nesterov { momentum: 0.9, weight_decay: 1e-4 });
     let training = Training {
@@ -122,7 +123,7 @@ fn worker(
     Ok(std::mem::take(&mut *losses))
 }
 
-/// Samples that count on from anywhere.
+/// Samples that count up from their own position.
 #[derive(Default)]
 struct Counting {
     requested: VecDeque<u64>,

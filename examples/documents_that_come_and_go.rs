@@ -1,13 +1,14 @@
-//! Training on documents that are taken and withdrawn while it runs.
+//! Training on documents that are added and withdrawn while it runs.
 //!
 //! ```text
 //! cargo example documents_that_come_and_go
 //! ```
 //!
-//! The program has a feed of documents: some come, some are withdrawn, and some are copies of others. Operators of
-//! `streaming_data::live` say at every step which are kept, as differences; the samples of a step are drawn from those, so that a
-//! document that was withdrawn is trained on no more, and a copy of it comes back in its place. The losses are the same to the bit for any
-//! number of workers.
+//! The program has a feed of documents: some are added, some are withdrawn, and some are copies of
+//! others. Operators of `streaming_data::live` report at every step which documents are kept, as
+//! differences. The samples of a step are drawn from those, so a withdrawn document is no longer
+//! trained on, and a copy of it takes its place. The losses are the same to the bit for any number
+//! of workers.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -36,7 +37,7 @@ use timely::dataflow::{InputHandle, ProbeHandle};
 /// Predicted tokens of a sample, which are bytes.
 const POSITIONS: usize = 47;
 const STEPS: u64 = 40;
-/// The document that is withdrawn, the step at which it is, and its copy.
+/// The document that is withdrawn, the step of the withdrawal, and the document's copy.
 const WITHDRAWN: (u64, u64, u64) = (3, 20, 7);
 
 fn main() -> Result<()> {
@@ -63,15 +64,15 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What came of it on worker 0.
+/// The results of worker 0.
 #[derive(Default)]
 struct Trained {
     losses: Vec<f64>,
-    /// The documents that the worker's samples of each step are of.
+    /// The documents from which the worker's samples of each step come.
     drawn: Vec<BTreeSet<u64>>,
 }
 
-/// A document comes at each second step, and one is withdrawn.
+/// Every second step adds a document, and one is withdrawn.
 fn feed(step: u64) -> Vec<(u64, isize)> {
     let mut changes = Vec::new();
     match step {
@@ -85,7 +86,8 @@ fn feed(step: u64) -> Vec<(u64, isize)> {
     changes
 }
 
-/// The text of a document. Numbers would make no difference: texts with the same words but for digits are copies.
+/// The text of a document. Texts that differ only in digits count as copies, so it has words for
+/// numbers.
 fn text(key: u64) -> String {
     let key = if key == WITHDRAWN.2 { WITHDRAWN.0 } else { key };
     let (mill, tide) = (name(key), name(key + 100));
@@ -119,7 +121,7 @@ fn work(
 ) -> Result<Trained, Failure> {
     let (index, peers) = (context.index() as u64, context.peers() as u64);
 
-    // Documents in, verdicts out: every worker hears of every change of what is kept.
+    // Documents in, verdicts out: every worker receives every change of the kept documents.
     let (changes, told) = (Rc::new(RefCell::new(Vec::new())), ProbeHandle::new());
     let heard = Rc::clone(&changes);
     let mut documents = context.dataflow::<u64, _, _>(|scope| {
@@ -152,7 +154,7 @@ fn work(
         documents.flush();
         context.step_while(|| told.less_than(&(step + 1)))?;
         let mut now = changes.take();
-        // What leaves goes before what comes in its place.
+        // Removals come before additions in their place.
         now.sort_unstable_by_key(|&(key, time, difference)| (time, difference, key));
         for (key, _, difference) in now {
             if difference > 0 {

@@ -4,9 +4,9 @@
 //! cargo example operators_one_by_one
 //! ```
 //!
-//! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. Where your program already has a timely
-//! runtime, or something is to stand between two operators, you write the chain yourself: this is all of it. `EmbeddedRun` sees that
-//! a failure of one worker ends all. The example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
+//! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. If your program already has a timely
+//! runtime, or needs something between two operators, you write the chain yourself: this is all of it. `EmbeddedRun` ends the run on
+//! all workers if one fails. The example taps two streams of the chain, the losses of lanes and the tickets of buckets whose
 //! gradients are final. It trains on one worker, on two, and on two of three: the third builds the same dataflow, as timely wants it,
 //! and is free for something else.
 
@@ -57,13 +57,13 @@ struct Parts {
 struct Trainer {
     cpu: Arc<Cpu>,
     model: Arc<LanguageModel<Cpu>>,
-    /// Its end of what sums between workers; none where it is alone.
+    /// Its end of the communicator between workers; `None` if it is alone.
     end: Option<Box<dyn Communicator<Cpu>>>,
 }
 
 /// The streams of a chain that the program looks at.
 struct Tapped<'scope> {
-    /// One a step, the same on every worker that trains.
+    /// One report a step, the same on every worker that trains.
     reports: StreamVec<'scope, u64, StepReport>,
     /// One for each lane of the worker and step.
     losses: StreamVec<'scope, u64, LaneLoss>,

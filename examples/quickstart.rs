@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! cargo example quickstart
-//! ```
-//!
+//! It learns to write Rust, byte by byte, from the sources that cargo has already downloaded. It
+//! stops half-way and resumes twice: with one worker and with two. The weights are the same to the
+//! bit.
 //! It learns to write Rust, byte by byte, from the sources that cargo has already downloaded. Half-way
 //! it stops, and goes on twice: with one worker and with two. The weights are the same to the bit.
 //!
@@ -23,7 +24,7 @@ use tidemill::metrics::{self, StepMetrics};
 use tidemill::model::generation::{GenerationSettings, SamplingSettings};
 use tidemill::streaming_data::prepare::{ByteTokenizer, PrepareSettings, prepare};
 
-/// How much is done.
+/// The amount of work.
 struct Size {
     corpus_bytes: u64,
     seq_len: usize,
@@ -59,7 +60,7 @@ fn main() -> Result<()> {
     let half = size.steps / 2;
     let one = folder.join("resumed-with-1-worker");
     run(&config(&one, &data, &size, half), 2)?;
-    // Another run folder with the same half, to go on with differently.
+    // A second run folder with the same first half, to be resumed differently.
     let two = folder.join("resumed-with-2-workers");
     copy_folder(&one, &two)?;
 

@@ -1,4 +1,5 @@
-//! A model of your own over data of your own: no tokens, but features and a number to tell from them.
+//! A model of your own over data of your own: samples of features and a number to predict, without
+//! tokens.
 //!
 //! ```text
 //! cargo example regression
@@ -44,7 +45,7 @@ use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use timely::dataflow::operators::Inspect;
 
 const COLUMNS: [&str; 4] = ["wind", "moon", "slope", "height"];
-/// The first columns: features. The last is what is told from them.
+/// The first columns: features. The last is the target.
 const FEATURES: usize = COLUMNS.len() - 1;
 const HIDDEN: usize = 24;
 const STEPS: u64 = 400;
@@ -58,7 +59,7 @@ pub struct Measurement {
     pub target: f32,
 }
 
-/// It is no sequence: it has one position.
+/// It is not a sequence: it has one position.
 impl Sample for Measurement {}
 
 /// The rows of a batch of these columns.
@@ -126,7 +127,7 @@ impl TwoLayers {
         Ok(())
     }
 
-    /// By how much each sample is missed, in the second block, which was entered before.
+    /// The error of each sample, in the second block, which was entered before.
     fn errors(
         &self,
         parameters: &dyn ParameterSource<Cpu>,
@@ -151,7 +152,7 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     left.iter().zip(right).map(|(left, right)| left * right).sum()
 }
 
-/// Half the squared errors of each grain, and how many samples they are of.
+/// Half the squared errors of each grain, and the number of its samples.
 fn losses(microbatch: Microbatch<'_, Measurement>, errors: &[f32]) -> Vec<GrainLoss> {
     let loss = |errors: &[f32]| GrainLoss {
         loss_sum: errors.iter().map(|&error| 0.5 * f64::from(error) * f64::from(error)).sum(),
@@ -160,8 +161,8 @@ fn losses(microbatch: Microbatch<'_, Measurement>, errors: &[f32]) -> Vec<GrainL
     errors.chunks(microbatch.samples_per_grain).map(loss).collect()
 }
 
-/// Forms the gradient of each grain from zero, and adds it to those before: this is what makes the size of a microbatch free of
-/// numbers. `add` adds what one sample contributes.
+/// Forms the gradient of each grain from zero, and adds it to the earlier ones: this makes the
+/// result independent of the microbatch. `add` adds the contribution of one sample.
 fn add_gradients(
     sink: &mut dyn GradientSink<Cpu>,
     use_index: usize,
@@ -252,7 +253,8 @@ impl Trainable<Cpu> for TwoLayers {
         };
         let hidden = &hidden[..samples.len() * HIDDEN];
         let slopes: Vec<f32> = hidden.iter().enumerate().map(slope).collect();
-        // These gradients are final for this microbatch: they may be sent while earlier blocks still compute.
+        // These gradients are final for this microbatch: they may be sent while earlier blocks are
+        // still computed.
         sink.block_done(device, 1)?;
 
         parameters.enter(device, 0, Direction::Backward)?;
@@ -271,7 +273,7 @@ impl Trainable<Cpu> for TwoLayers {
     }
 }
 
-/// What a run tells: in bits, the losses of all steps and of the evaluations.
+/// The results of a run: the bits of the losses of all steps and evaluations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Losses {
     /// Of each step.
@@ -283,7 +285,7 @@ pub struct Losses {
 /// Trains with one worker and with two.
 pub fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // Of all rows the first files are to train on, and the last one to evaluate with.
+    // The first files are for training, the last one for evaluation.
     for (part, files) in [("train", 0..4), ("test", 4..5)] {
         write(&folder.path().join(part), files)?;
     }
@@ -309,7 +311,7 @@ pub fn batch_settings() -> BatchSettings {
     }
 }
 
-/// Trains on the rows in `folder`. What workers share out changes no number, as little as how many there are.
+/// Trains on the rows in `folder`. Neither sharding nor the number of workers changes the numbers.
 pub fn train(
     folder: &Path,
     workers: usize,
@@ -347,7 +349,7 @@ fn worker(
     let model = Arc::new(TwoLayers::new());
     let optimizer = OptimizerSettings { learning_rate: 2e-2, ..Default::default() };
     let training = Training {
-        // One position: a measurement is no sequence.
+        // One position, as a measurement is not a sequence.
         plan: Arc::new(TrainingPlan::new(batch.clone(), &model.layout, 1, STEPS)),
         backend: Arc::clone(cpu),
         state: InitialState { parameters: Arc::new(model.initialize(3)), states: None },

@@ -6,9 +6,10 @@
 //! cargo run --release --example stream_a_dataset -- URL COLUMN    # with all features of the program, stores among them
 //! ```
 //!
-//! The program counts the words of each step, 256 rows in a shuffled order, with ordinary timely operators. It does so
-//! three times: with one worker; with three; and with two that are stopped half-way and gone on with by four, from a
-//! cursor of a few bytes. The counts of every step are the same.
+//! The program counts the words of each step, 256 rows in a shuffled order, with ordinary timely
+//! operators. It does so three times: with one worker; with three; and with two that are stopped
+//! half-way and resumed by four, from a cursor of a few bytes. The counts of every step are the
+//! same.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ use timely::dataflow::operators::{ConnectLoop, Feedback, Inspect};
 const STEP_ROWS: NonZeroU64 = NonZeroU64::new(256).unwrap();
 const READ_AHEAD_STEPS: NonZeroU64 = NonZeroU64::new(4).unwrap();
 
-/// Words of each step, and how often they stand there.
+/// The words of each step, with their counts.
 type Counts = BTreeMap<u64, BTreeMap<String, u64>>;
 
 fn main() -> Result<()> {
@@ -75,7 +76,8 @@ fn main() -> Result<()> {
     let cursor = Cursor { position: steps / 2 * STEP_ROWS.get(), ..start };
     let saved = serde_json::to_string(&cursor)?;
     println!("stopped after step {}: {saved}", steps / 2);
-    // Later, in another process, on another machine: the same data, or an error that says what is otherwise.
+    // Later, in another process, on another machine: the same data, or an error that names the
+    // difference.
     let cursor: Cursor = serde_json::from_str(&saved)?;
     cursor.check_resume(&table.identity(shuffle))?;
     let first = cursor.position / STEP_ROWS;
@@ -95,14 +97,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Counts the words of each step, on so many workers.
+/// Counts the words of each step, on a number of workers.
 fn count_words(
     table: &Table,
     shuffle: ShuffleSettings,
     steps: Range<u64>,
     workers: usize,
 ) -> Result<Counts> {
-    // One decoder for all workers of a process: they share its threads and what it has decoded.
+    // One decoder for all workers of a process: they share its threads and the decoded rows.
     let decoder = TableDecoder::new(table, shuffle, TableSettings::default())?;
     let plan = StreamPlan { steps, step_positions: STEP_ROWS, read_ahead_steps: READ_AHEAD_STEPS };
     let guards = timely::execute(timely::Config::process(workers), move |worker| {
@@ -144,7 +146,7 @@ fn count_words(
                     let mut counts = counted.borrow_mut();
                     *counts.entry(*step).or_default().entry(word.clone()).or_default() += 1;
                 })
-                // What is counted is done: the source may read on.
+                // The step is counted: the source may read on.
                 .filter(|_| false)
                 .map(|_| ())
                 .connect_loop(done);
@@ -176,7 +178,8 @@ fn words(rows: &RowBatch) -> Result<Vec<String>, String> {
     Ok(words.map(str::to_lowercase).collect())
 }
 
-/// The texts of a column, row by row. A writer may have stored texts that repeat as numbers into a dictionary.
+/// The texts of a column, row by row. A writer may have stored repeated texts as indices into a
+/// dictionary.
 fn texts(column: &dyn Array) -> Result<Vec<Option<&str>>, String> {
     Ok(match column.data_type() {
         DataType::Utf8 => column.as_string::<i32>().iter().collect(),
@@ -239,7 +242,7 @@ mod tests {
         Ok(Table::open(folder, &columns, &DataSettings::default())?)
     }
 
-    /// Rows 0 to 255 have no text at all, as a step of their own; of the others each third has none.
+    /// Rows 0 to 255, a step of their own, have no text at all; of the others each third has none.
     #[test]
     fn texts_of_a_dictionary_are_counted_as_those_of_a_plain_column() -> Result<()> {
         let made = tempfile::tempdir()?;

@@ -1,9 +1,10 @@
-//! The bits of this model and this data can tell one order of summation from another, so that the equalities of
-//! [`elastic`](super::elastic) mean something.
+//! This model and this data can tell one order of summation from another in the bits, so that the
+//! equalities of [`elastic`](super::elastic) mean something.
 //!
-//! How elastic.rs was seen failing: the graph's sums were made to keep one running sum, to which each node was
-//! added when it came. Then `any_number_of_threads`, `any_number_of_processes` and every other test that compares
-//! many workers with one was red, from the norm of the first step on, and so were resumes at other world sizes.
+//! How elastic.rs was seen failing: the graph's sums were changed to one running sum, to which each
+//! node was added on arrival. Then `any_number_of_threads`, `any_number_of_processes` and every
+//! other test that compares many workers with one was red, from the norm of the first step on, and
+//! so were resumes at other world sizes.
 
 use std::num::NonZeroUsize;
 
@@ -83,7 +84,7 @@ fn tree(lanes: &[Vec<f32>]) -> Vec<f32> {
     }
 }
 
-/// One running sum, as lanes arrive.
+/// One running sum, in the order in which lanes arrive.
 fn running(lanes: &[Vec<f32>], arrival: &[usize]) -> Vec<f32> {
     let first = lanes[arrival[0]].clone();
     arrival[1..].iter().fold(first, |sum, &lane| add(&sum, &lanes[lane]))
@@ -108,12 +109,12 @@ fn every_other_order_of_the_same_lanes_gives_other_bits() {
     for (index, sum) in sums.iter().enumerate() {
         let others = differing(sum, &canonical);
         assert!(others > elements / 10, "{others} of {elements}: {:?}", arrivals[index]);
-        // And two arrivals are told from each other.
+        // Two orders of arrival give different bits.
         for later in &sums[index + 1..] {
             assert!(differing(sum, later) > elements / 10);
         }
     }
-    // The tree itself does not care which of two children came first.
+    // The tree gives the same bits whichever of two children arrives first.
     let mirrored: Vec<_> = lanes.iter().rev().cloned().collect();
     assert_eq!(differing(&tree(&mirrored), &canonical), 0);
 }

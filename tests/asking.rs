@@ -1,5 +1,6 @@
-//! Tasks that a run is asked while it trains: the same answers for any number of workers, a line once however often the run is
-//! started, and those that `evaluate` has of the checkpoint.
+//! Tasks in a run's evaluations: the answers are the same for any number of workers, each line is
+//! written once however often the run is started, and the answers are close to those of `evaluate`
+//! on the checkpoint.
 
 use serde_json::Value;
 
@@ -23,7 +24,7 @@ metrics = ["acc", "perplexity"]
 source = { file = "ends" }
 "#;
 
-/// Both, above what is right by chance.
+/// Both are above random answers.
 const SUITE: &str = r#"
 average = "all"
 
@@ -67,13 +68,13 @@ fn bench() -> Workbench {
     bench
 }
 
-/// A run that learns which letters there are.
+/// A run that learns which letters occur.
 fn longer_config() -> String {
     let config = config().replace("steps = 5", "steps = 20");
     config.replace("learning_rate = 3e-3", "learning_rate = 3e-2")
 }
 
-/// The same, asked as a suite, with a task of which some answers are those that the trained model writes.
+/// The same with a suite, whose task has some answers that the trained model writes.
 fn suite_bench() -> Workbench {
     let bench = bench();
     bench.write("run.toml", longer_config());
@@ -179,7 +180,7 @@ fn tasks_have_the_same_answers_for_any_workers_and_after_a_resume() {
     for steps in ["run.steps=3", "run.steps=5", "run.steps=5"] {
         train("again", &["-w", "2", "--set", steps, "--set", "metrics.tensorboard=true"]);
     }
-    // The run that stopped after 3 steps was evaluated there, too.
+    // The run that stopped after 3 steps was evaluated there too.
     let again = lines(&bench, "again");
     let of_steps: Vec<&String> =
         again.iter().filter(|line| !line.starts_with("{\"step\":3,")).collect();
@@ -195,14 +196,14 @@ fn tasks_have_the_same_answers_for_any_workers_and_after_a_resume() {
     assert!(page.contains("Evaluation: tasks.ends.acc_norm"), "a picture for each metric");
 }
 
-/// The numbers of a run and of `evaluate` come from other kernels, of the same weights.
+/// A run and `evaluate` compute with other kernels, from the same weights.
 #[test]
 fn a_run_answers_as_evaluate_does() {
     let bench = bench();
     bench.tidemill(&["train", "run.toml", "-w", "2"]).expect(0);
     let lines = lines(&bench, "run");
     let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
-    // As many tokens as a sample of the run holds.
+    // As many tokens as a sample of the run has.
     let tasks = ["evaluate", "--model", "run", "--data", "questions", "--max-length", "17"];
     let evaluated = |task: &str, more: &[&str]| {
         let arguments = [&tasks[..], &["--format", "json", "--tasks", task], more].concat();

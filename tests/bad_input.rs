@@ -20,7 +20,7 @@ use crate::support::outcome::files;
 use crate::support::workbench::{causes, config};
 use crate::support::{Finished, Job, Workbench};
 
-/// What a refused run may leave: no checkpoint, nothing that is half written.
+/// What a refused run may leave: no checkpoint, and nothing that is half-written.
 #[track_caller]
 fn nothing_half_written(bench: &Workbench) {
     let left = files(&bench.path("run"));

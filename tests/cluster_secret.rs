@@ -1,4 +1,5 @@
-//! A cluster over machines has a secret, and what comes before its processes have met ends well.
+//! A cluster over several machines needs a secret, and a stop before its processes have met ends it
+//! cleanly.
 //!
 //! Seen red: without the refusal, and with a stop that is an error of its own.
 
@@ -37,7 +38,7 @@ fn a_cluster_over_machines_without_a_secret_is_refused() {
     alone(&bench, file, &[]).refused(1, &["mode 644", "chmod 600 secret"]);
     let both = format!("{file} TIDEMILL_CLUSTER_SECRET=0123456789abcdef");
     alone(&bench, &both, &[]).refused(1, &["both TIDEMILL_CLUSTER_SECRET and"]);
-    // With it the cluster is one that may be; of these hosts none can be reached from the other.
+    // With `--insecure` the cluster starts; its hosts cannot reach each other.
     mode(0o600);
     alone(&bench, file, &[]).refused(1, &["127.0.0.1:2101", "192.0.2.1:2101", "loopback"]);
     assert!(!bench.path("run").exists());
@@ -71,7 +72,7 @@ fn a_stop_while_a_process_waits_for_its_peers_is_a_clean_end() {
     }
 }
 
-/// Whenever it comes: before the processes are up, while they join, while they meet, or later.
+/// At any time: before the processes are up, while they join, while they meet, or later.
 #[test]
 fn a_stop_of_a_supervisor_at_any_moment_is_a_clean_end_said_once() {
     let bench = Workbench::new();

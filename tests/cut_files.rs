@@ -1,5 +1,5 @@
-//! What is too large for one file is as good in several: a run goes on from it, and it is generated from, scored with and
-//! trained on from. Which processes write the files changes nothing of them.
+//! A model in several files works like one in a single file: resuming, generating, scoring, and
+//! training from it. The files do not depend on which processes write them.
 //!
 //! Seen red: an index that places every tensor in the first file, and files that are sent to another worker than the one that
 //! writes them.
@@ -89,7 +89,8 @@ fn a_checkpoint_in_several_files_is_as_good_as_in_one() {
     assert_same(&found, &expected, "gone on with");
 }
 
-/// Trains up to `steps` in processes that are threads of this one, each with a run folder of its own, and so many workers each.
+/// Trains up to `steps` in processes that are threads of this one, each with its own run folder and
+/// this many workers.
 fn train_together(bench: &Workbench, dirs: &[&str], workers: usize, steps: u64) {
     let listeners: Vec<_> =
         dirs.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -126,7 +127,8 @@ fn files_are_the_same_whichever_processes_write_them() {
     let names = expected.latest().keys();
     assert!(names.filter(|name| name.ends_with(".safetensors")).count() > 6);
     std::os::unix::fs::symlink("together", bench.path("link")).unwrap();
-    // One process more than there were, one that sees nothing in the middle, and one alone again.
+    // With one more process, then with one that cannot see the folder in the middle, then with a
+    // single one.
     for (dirs, workers, steps) in [
         (&["together", "together"][..], 1, 2),
         (&["together", "elsewhere", "link"], 2, 4),

@@ -1,4 +1,4 @@
-//! A default is never refused: it fits whatever stands beside it.
+//! A default is never refused: it fits the given keys.
 
 use tidemill::JobError;
 use tidemill::job::{ResolvedRun, RunConfig};
@@ -12,8 +12,8 @@ use crate::support::{Job, Workbench, assert_same};
 /// A key, and values of it.
 type Key = (&'static str, &'static [&'static str]);
 
-/// A key and a value, alone in a config that says only where the run lives, how long it is, what is trained and on what.
-/// `run.steps` is 200 unless it is itself written.
+/// A key and a value, alone in a config with nothing but the run's folder, its length, its model
+/// and its data. `run.steps` is 200 unless it is the key.
 const EVERYWHERE: &[Key] = &[
     ("run.seed", &["0", "9223372036854775807"]),
     ("run.steps", &["1", "2", "10", "19", "20", "21", "1000000000"]),
@@ -119,10 +119,10 @@ const FAMILIES: [(&str, &[Key]); 5] = [
     ),
 ];
 
-/// What says how long a run is.
+/// The keys that set the length of a run.
 const LENGTHS: [&str; 4] = ["run.steps", "run.tokens", "run.epochs", "run.chinchilla"];
 
-/// What the config comes to that says nothing but what is required, and `written`.
+/// The resolved config of one that has only the required keys, and `written`.
 fn resolved(
     bench: &Workbench,
     preset: &str,
@@ -155,7 +155,7 @@ fn one_thing_that_is_written_is_never_refused_for_what_is_not() {
             for value in *values {
                 let run = resolved(&bench, preset, &[(key, value)]);
                 let run = run.unwrap_or_else(|error| panic!("{preset} {key}={value}: {error}"));
-                // What is printed is the same run, and all of it is written then.
+                // The printed config is complete, and gives the same run.
                 let printed = run.to_toml();
                 let again = RunConfig::parse(&printed, "printed", &[]).expect(&printed);
                 let again = ResolvedRun::new(again, 1).expect(&printed);
@@ -165,7 +165,7 @@ fn one_thing_that_is_written_is_never_refused_for_what_is_not() {
     }
 }
 
-/// Two things that are written may contradict each other; then one of them is named, and nothing else.
+/// Two given keys may contradict each other; then the error names one of them, and nothing else.
 #[test]
 fn of_two_things_that_are_written_one_is_named_or_neither_refused() {
     let bench = Workbench::new();
@@ -183,7 +183,7 @@ fn of_two_things_that_are_written_one_is_named_or_neither_refused() {
         if let Err(error) = resolved(&bench, preset, &written) {
             refused += 1;
             let text = causes(&error);
-            // What one table alone can tell is told of the file.
+            // An error that concerns one table names the file.
             let told = text.strip_prefix("run.toml: ").unwrap_or(&text);
             let named = told.split(':').next().unwrap_or_default();
             assert!([*one, *other].contains(&named), "seed {seed}: {preset} {written:?}: {text}");
@@ -201,14 +201,15 @@ fn ten_steps_with_nothing_else_said_are_trained() {
     bench.write("ten.toml", config);
     bench.tidemill(&["train", "ten.toml", "-w", "1"]).expect(0);
     assert_eq!(bench.outcome("run").steps.len(), 10);
-    // What a user asks for and no run can have is refused.
+    // A given value that no run can have is refused.
     let set = ["--set", "schedule.warmup_steps=11", "--set", "run.dir=other"];
     let refused = bench.tidemill(&[&["train", "ten.toml", "-w", "1"], &set[..]].concat());
     refused.refused(1, &["schedule.warmup_steps: expected at most the 10 steps", "found 11"]);
     assert!(!bench.path("other").exists());
 }
 
-/// The default is a number like any other: it stays what it was when the run began, and `run.toml` says it.
+/// A default is part of the numbers too: it keeps the value from the beginning of the run, and
+/// `run.toml` records it.
 #[test]
 fn a_warm_up_that_was_not_written_stays_when_the_run_is_made_longer() {
     let bench = Workbench::new();
@@ -233,7 +234,8 @@ fn a_warm_up_that_was_not_written_stays_when_the_run_is_made_longer() {
     tidemill::job::train(again, tidemill::job::TrainOptions::threads(1)).unwrap();
 }
 
-/// Learned positions reach to the end of the samples where a preset says how many there are, not where a user does.
+/// Learned positions reach to the end of the samples where a preset sets their number, but not
+/// where the user does.
 #[test]
 fn a_preset_has_as_many_positions_as_the_samples() {
     let bench = Workbench::new();
@@ -252,7 +254,8 @@ fn a_preset_has_as_many_positions_as_the_samples() {
     assert!(error.starts_with("model.max_seq_len: expected at least 2100"), "{error}");
 }
 
-/// A model trains on samples as long as they are, and on what windows mix: where another length or order was wanted, a run says so.
+/// A model trains on samples as long as they are, and on the order that windows give; a run notes
+/// it if another length or a better order may be wanted.
 #[test]
 fn lengths_and_orders_that_may_surprise_are_remarked() {
     let bench = Workbench::new();
@@ -302,8 +305,8 @@ fn lengths_and_orders_that_may_surprise_are_remarked() {
     assert_eq!(notes, 1, "of two processes one says it: {}", trained.stderr);
 }
 
-/// A grain that is longer than every lane is all of its lane. In an evaluation it is as long as it says, and its loss is
-/// that of a lane with room for all of it, to the bit.
+/// A grain longer than every lane is the whole lane. In an evaluation it keeps its length, and its
+/// loss is that of a lane with room for all of it, to the bit.
 #[test]
 fn a_grain_of_a_billion_samples_takes_no_more_room_than_a_lane() {
     let bench = Workbench::new();
@@ -324,7 +327,7 @@ fn a_grain_of_a_billion_samples_takes_no_more_room_than_a_lane() {
     assert_eq!(pieces.evaluations, whole.evaluations);
 }
 
-/// Threads are no numbers: there are as many as cores, which is said once.
+/// Threads are not part of the numbers: a run has at most as many as cores, and says so once.
 #[test]
 fn more_compute_threads_than_cores_are_said_once() {
     let bench = Workbench::new();
@@ -334,7 +337,7 @@ fn more_compute_threads_than_cores_are_said_once() {
         let world = ["train", "run.toml", "-w", "1", "-n", processes];
         let finished = bench.tidemill(&[&world[..], &set].concat()).expect(0);
         let said = finished.stderr.matches("1000 compute threads (device.threads)").count();
-        // GPUs have no such threads.
+        // GPUs have no compute threads.
         assert_eq!(said, usize::from(backend() == "cpu"), "{}", finished.stderr);
     }
 }

@@ -1,5 +1,5 @@
-//! What computes: devices that are not there are one clear line that says what to change, and a run says and writes down
-//! what it computes on.
+//! Devices: a missing device is one clear line that says what to change, and a run prints and
+//! records the devices that it computes on.
 //!
 //! Runs on a GPU need one: `TIDEMILL_TEST_BACKEND=cuda` makes every test of these promises train there, and fail
 //! where there is none. Runs that move between the CPU and a GPU are promised in `dataflow/tests/cuda.rs`, which says where
@@ -51,7 +51,7 @@ fn a_device_that_is_not_there_is_one_line_with_what_to_change() {
     }
 }
 
-/// The libraries of NVIDIA's and AMD's GPUs, by how their names begin.
+/// The libraries of NVIDIA's and AMD's GPUs, by the beginnings of their names.
 const GPU_LIBRARIES: [&str; 12] = [
     "libcuda",
     "libnvrtc",
@@ -71,7 +71,8 @@ fn is_of_a_gpu(library: &str) -> bool {
     GPU_LIBRARIES.iter().any(|beginning| library.starts_with(beginning))
 }
 
-/// One program for all machines: what it is linked to, and what that is linked to, is there without any GPU's software.
+/// One program for all machines: the libraries that it is linked to, directly or not, exist without
+/// any GPU's software.
 #[test]
 fn the_program_is_linked_to_no_library_of_a_gpu() {
     let listed = Command::new("ldd").arg(program()).output().expect("ldd comes with the C library");
@@ -86,7 +87,7 @@ fn the_program_is_linked_to_no_library_of_a_gpu() {
     assert!(!text.contains("not found"), "{text}");
 }
 
-/// And it runs there, though it has looked for them.
+/// It runs there, although it has looked for GPUs.
 #[test]
 fn the_program_runs_where_no_library_of_a_gpu_is() {
     let folder = tempfile::tempdir().unwrap();

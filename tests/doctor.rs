@@ -1,5 +1,5 @@
-//! `doctor` on machines of all sorts: one page that says what was found, what works, and what to do about what does not; the exit
-//! code says whether what was asked for works.
+//! `doctor` on machines of many kinds: one page with the parts found, those that work, and how to
+//! get the others; the exit code says whether the requested backend works.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{Finished, Running, Workbench, hip_runtime};
 
-/// `doctor` where the loader looks into `libraries` first, with GPUs hidden that the machine may have itself.
+/// `doctor` with `libraries` first in the loader's path, and the machine's own GPUs hidden.
 fn doctor(libraries: &Path, variables: &[(&str, &str)], more: &[&str]) -> Finished {
     let folder = tempfile::tempdir().unwrap();
     let hidden = [("LD_LIBRARY_PATH", libraries.to_str().unwrap())];
@@ -130,7 +130,8 @@ fn a_library_that_is_broken_is_named() {
     }
 }
 
-/// Without either matrix library; and with a hipBLASLt that cannot be used, which is said whether or not rocBLAS takes its place.
+/// Without either matrix library; and with a broken hipBLASLt, which is reported whether or not
+/// rocBLAS takes its place.
 #[test]
 fn a_matrix_library_that_cannot_be_used_is_named() {
     let folder = without_matrix_libraries();

@@ -1,4 +1,4 @@
-//! Where documents of a sample see nothing of each other, everything holds that holds of other runs.
+//! With independent documents in a sample, all promises about other runs hold.
 
 use crate::support::{Job, Workbench, assert_same};
 
@@ -14,7 +14,7 @@ fn a_run_with_documents_apart_is_elastic_and_goes_on() {
         bench.train(Job { dir, workers, set: &[&keys, set].concat() })
     };
     let expected = run("reference", 1, &[]);
-    // What follows the end of a document is not predicted.
+    // The token after the end of a document is not predicted.
     let tokens = expected.steps.last().unwrap()[4];
     assert!(tokens < 5 * 45 * 17 && tokens > 4 * 45 * 17, "{tokens} tokens");
     assert!(expected.loss(4) < expected.loss(0) - 0.1);
@@ -36,7 +36,7 @@ fn a_run_with_documents_apart_is_elastic_and_goes_on() {
     assert_ne!(ignored.latest()["model.safetensors"], expected.latest()["model.safetensors"]);
 }
 
-/// It must be known which token ends a document.
+/// The token that ends a document must be known.
 #[test]
 fn documents_without_an_end_are_refused() {
     let bench = Workbench::new();

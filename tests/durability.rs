@@ -1,7 +1,9 @@
-//! A power cut at any moment leaves what was promised: what a name relies on is on the disk before the name is.
+//! A power cut at any moment leaves what was promised: data is on the disk before the name that
+//! relies on it.
 //!
-//! A recorder between the program and the C library writes down what is done to files, in its order. From it these tests
-//! follow what a disk is sure to hold: bytes since the last sync of their file, names since the last sync of their folder.
+//! A recorder between the program and the C library records the operations on files, in order. From
+//! the record these tests derive what a disk is sure to hold: bytes up to the last sync of their
+//! file, names up to the last sync of their folder.
 //!
 //! Seen red: logs that are not synced before a checkpoint's rename, a checkpoint whose tensors are not synced, folders of a
 //! checkpoint, of checkpoints and of a run whose names are not synced, a run.toml that is renamed before it is synced, a
@@ -33,7 +35,7 @@ static RECORDER: LazyLock<TempDir> = LazyLock::new(|| {
 
 const LIBRARY: &str = "recorder.so";
 
-/// One thing that was done.
+/// One operation.
 #[derive(Clone, Debug, PartialEq)]
 enum Operation {
     Make(PathBuf),
@@ -44,7 +46,7 @@ enum Operation {
 }
 
 impl Operation {
-    /// What a line says, and the process that did it.
+    /// The operation in a line of the record, and its process.
     fn parse(line: &str) -> (u32, Self) {
         let words: Vec<&str> = line.split('\t').collect();
         let (process, words) = words.split_first().unwrap();
@@ -60,9 +62,9 @@ impl Operation {
     }
 }
 
-/// The environment in which the recorder writes down what is done in a folder.
+/// The environment in which the recorder records the operations in a folder.
 pub fn recording(folder: &Path, record: &Path) -> [(String, String); 3] {
-    // Where temporary folders are may be a link, and the recorder sees through it.
+    // The folder for temporary folders may be a link; the record has resolved paths.
     let folder = folder.canonicalize().unwrap();
     let path_of = |path: &Path| path.to_str().unwrap().to_owned();
     let environment = [
@@ -73,7 +75,8 @@ pub fn recording(folder: &Path, record: &Path) -> [(String, String); 3] {
     environment.map(|(name, value)| (name.to_owned(), value))
 }
 
-/// Runs the program in the workbench's folder; what its processes did to files there.
+/// Runs the program in the workbench's folder; returns the operations of its processes on files
+/// there.
 fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<(u32, Operation)> {
     let folder = bench.folder().canonicalize().unwrap();
     let record = tempfile::NamedTempFile::new().unwrap();
@@ -82,10 +85,10 @@ fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<(u32, Operation)> {
     std::fs::read_to_string(record.path()).unwrap().lines().map(Operation::parse).collect()
 }
 
-/// What a disk is sure to hold of a file or folder that was made or changed.
+/// The state of a file or folder, changed or created, that a disk is sure to hold.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
-    /// Its name is there.
+    /// Its name is durable.
     name: bool,
     /// Nothing was written since the last sync.
     content: bool,
@@ -93,7 +96,7 @@ struct Kept {
     bytes: u64,
 }
 
-/// What a disk is sure to hold; what is not listed stood there before.
+/// What a disk is sure to hold; files that are not listed existed before.
 #[derive(Default)]
 struct Disk(BTreeMap<PathBuf, Kept>);
 
@@ -129,13 +132,13 @@ impl Disk {
         }
     }
 
-    /// Those below `folder`, itself included.
+    /// The entries below `folder`, itself included.
     fn below(&self, folder: &Path) -> impl Iterator<Item = (&Path, &Kept)> {
         let below = self.0.iter().filter(move |(path, _)| path.starts_with(folder));
         below.map(|(path, kept)| (path.as_path(), kept))
     }
 
-    /// All below `folder` is there, and has what was written; its own name need not be.
+    /// Everything below `folder` is durable, with its contents; its own name need not be.
     fn assert_whole(&self, folder: &Path) {
         assert!(self.0.contains_key(folder), "{} was never made", folder.display());
         for (path, kept) in self.below(folder) {
@@ -144,7 +147,7 @@ impl Disk {
         }
     }
 
-    /// The names of `path` and of the folders above it are there.
+    /// The names of `path` and of the folders above it are durable.
     fn assert_named(&self, path: &Path) {
         for path in path.ancestors() {
             let is_named = self.0.get(path).is_none_or(|kept| kept.name);
@@ -183,7 +186,7 @@ fn what_several_processes_write_is_kept_before_it_has_its_name() {
     assert_eq!(&writers["trainer.json"], model, "process 0 completes what both have written");
 }
 
-/// Follows a run and the one that goes on from it; answers which processes wrote the files of each name.
+/// Follows a run and the run that resumes it; returns which processes wrote the files of each name.
 fn kept_before_named(world: &[&str]) -> BTreeMap<String, BTreeSet<u32>> {
     let bench = Workbench::new();
     let mut writers: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
@@ -192,7 +195,7 @@ fn kept_before_named(world: &[&str]) -> BTreeMap<String, BTreeSet<u32>> {
     let set = [&set[..], &["checkpoint.keep=1"]].concat();
     let mut disk = Disk::default();
     let mut checkpoints = Vec::new();
-    // The second goes on from a log that is longer than its checkpoint.
+    // The second run starts with a log that is longer than its checkpoint.
     for steps in ["run.steps=4", "run.steps=7"] {
         let set = [&set[..], &[steps]].concat();
         let set: Vec<_> = set.iter().flat_map(|key| ["--set", key]).collect();
@@ -219,7 +222,7 @@ fn kept_before_named(world: &[&str]) -> BTreeMap<String, BTreeSet<u32>> {
                         checkpoints.push(to.clone());
                     }
                 }
-                // An older one goes once the newer one is sure to stay.
+                // An older checkpoint is removed only once the newer one is durable.
                 Operation::Remove(path)
                     if path.ancestors().any(|folder| step(folder).is_some()) =>
                 {
@@ -257,8 +260,8 @@ fn a_prepared_data_set_is_kept_before_it_has_its_name() {
     disk.assert_named(&output);
 }
 
-/// A power cut leaves the version before or the new one, and all that its index lists: an index gets its name once what it
-/// lists, shards and state alike, is sure to be there.
+/// A power cut leaves the old version or the new one, with all files that its index lists: an index
+/// gets its name only once all shards and state that it lists are durable.
 #[test]
 fn what_an_update_writes_is_kept_before_an_index_lists_it() {
     let bench = Workbench::new();

@@ -1,9 +1,12 @@
-//! Nothing that is not numerics changes a bit: not of a checkpoint's files, a loss, a norm or an evaluation.
+//! Settings that are not numerics change no bit of a checkpoint's files, a loss, a norm or an
+//! evaluation.
 //!
-//! The model has a tied embedding, odd sizes, and lanes that grains of two divide and others that they do not.
+//! The model has a tied embedding, odd sizes, lanes that grains of two divide evenly, and lanes
+//! that they do not.
 //!
-//! Seen red: with the reducer adding nodes as they arrive (see [`arrival_order`](super::arrival_order)), and with
-//! gradients formed over the whole microbatch in place of grain by grain.
+//! Seen red: with the reducer adding nodes as they arrive (see
+//! [`arrival_order`](super::arrival_order)), and with gradients formed over the whole microbatch
+//! instead of grain by grain.
 
 use std::sync::LazyLock;
 
@@ -55,7 +58,7 @@ fn any_number_of_threads() {
     }
 }
 
-/// Whatever they share out, and however many microbatches a lane has.
+/// Any sharding, and any number of microbatches in a lane.
 #[test]
 fn any_part_of_the_state_may_be_shared_out() {
     for shard in ["parallel.shard=gradients", "parallel.shard=parameters"] {
@@ -65,8 +68,8 @@ fn any_part_of_the_state_may_be_shared_out() {
     }
 }
 
-/// An embedder's thread has called a library that was built with `-ffast-math`, and one that rounds otherwise: from the
-/// reading of the config to the last checkpoint nothing depends on it.
+/// An embedder's thread has called a library built with `-ffast-math`, and one that rounds
+/// differently: from the reading of the config to the last checkpoint nothing depends on that.
 #[test]
 fn any_floating_point_environment_of_the_callers_thread() {
     let runs: [(usize, &[&str]); 2] = [(1, &[]), (2, &["device.threads=3"])];
@@ -166,8 +169,8 @@ fn evaluation_changes_nothing_and_is_elastic_itself() {
     }
 }
 
-/// Steps that are larger than the data set: every one of them begins in one epoch and ends in another, for workers,
-/// processes and resumed runs alike, and none of them waits for the others at the seam.
+/// Steps larger than the data set: each begins in one epoch and ends in another, for workers,
+/// processes and resumed runs alike, and none of them waits for the others between epochs.
 #[test]
 fn epochs_follow_each_other_without_a_seam() {
     let samples = DataSet::open(BENCH.path("validation")).unwrap().samples();
@@ -209,7 +212,8 @@ fn any_number_of_processes() {
     }
 }
 
-/// Processes that somebody else starts, each told its place in a hosts file; only the first has the run folder.
+/// Processes that are started separately, each with its index in a hosts file; only the first has
+/// the run folder.
 #[test]
 fn processes_of_a_hosts_file() {
     BENCH.write("hosts", program::free_hosts(3));

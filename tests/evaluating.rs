@@ -1,5 +1,5 @@
-//! Questions with known answers: what is answered is what `score` says, whatever else is asked at the same time, and a run of
-//! it goes on where it ended.
+//! Questions with known answers: an answer agrees with `score`, independent of other questions in
+//! the batch, and a second run continues where the first ended.
 //!
 //! Seen red: with the answers of a batch in reverse.
 
@@ -50,7 +50,7 @@ fn evaluated(bench: &Workbench, more: &[&str]) -> Value {
     without_time(outcome.json())
 }
 
-/// All that is the same each time; the times are there.
+/// The parts of the output that are the same each time; the times are present.
 fn without_time(mut results: Value) -> Value {
     let time = results.as_object_mut().unwrap().remove("time").unwrap();
     for key in ["load_seconds", "tokenize_seconds", "score_seconds", "total_seconds"] {
@@ -61,7 +61,7 @@ fn without_time(mut results: Value) -> Value {
     results
 }
 
-/// The sum of what `score` says of the last bytes of a text.
+/// The sum of the scores that `score` gives the last bytes of a text.
 fn scored(bench: &Workbench, context: &str, continuation: &str) -> f64 {
     let text = json!({ "text": format!("{context}{continuation}") }).to_string();
     bench.write("text.jsonl", text);
@@ -90,7 +90,7 @@ fn answers_depend_on_the_question_alone_and_wait_for_a_second_run() {
         assert_eq!(other, reference, "{more:?}");
         assert!(std::fs::read(bench.path(&output)).unwrap() == answers, "{more:?}");
     }
-    // Killed after some lines, within one: the rest is answered, to the same bytes.
+    // Cut after some lines, and within one: the rest is answered, with the same bytes.
     let lines: Vec<usize> = answers
         .iter()
         .enumerate()
@@ -104,7 +104,7 @@ fn answers_depend_on_the_question_alone_and_wait_for_a_second_run() {
         assert_eq!(evaluated(&bench, &goes_on), reference, "{kept} bytes");
         assert!(std::fs::read(bench.path("cut.jsonl")).unwrap() == answers, "{kept} bytes");
     }
-    // What was asked otherwise is nothing to go on from.
+    // Answers to other requests cannot be continued.
     for more in [["--limit", "6"], ["--fewshot", "1"]] {
         let arguments = [&EVALUATE[..], &["--output", "answers.jsonl"], &more].concat();
         bench
@@ -114,7 +114,7 @@ fn answers_depend_on_the_question_alone_and_wait_for_a_second_run() {
     assert!(std::fs::read(bench.path("answers.jsonl")).unwrap() == answers);
 }
 
-/// Questions may lie in a store, and are asked as those of a folder.
+/// Questions may lie in a store, with the results of those in a folder.
 #[test]
 fn questions_are_read_from_urls() {
     let bench = trained();

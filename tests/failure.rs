@@ -1,4 +1,5 @@
-//! One panic, death or silence ends every worker and every process within seconds, and says what it was.
+//! One panic, death or silent process ends every worker and every process within seconds, with the
+//! cause.
 //!
 //! Seen red: with an abort that raises no flag, and with peers that are never declared silent.
 
@@ -33,17 +34,17 @@ use crate::support::outcome::{assert_same, files};
 use crate::support::processes::{is_gone, signal, wait_until};
 use crate::support::{Running, Workbench, program};
 
-/// Far less than a test may wait, far more than an end takes.
+/// Far less than a test may wait, far more than the end of a run takes.
 const SOON: Duration = Duration::from_secs(20);
 
 const VOCAB_SIZE: usize = 50;
 const POSITIONS: usize = 9;
 const LANES: usize = 8;
-/// Stands in one sample of the third step only, which belongs to worker 1 of 3.
+/// A token in one sample of the third step only, which belongs to worker 1 of 3.
 const FATAL_TOKEN: u32 = 49;
 const FATAL_POSITION: u64 = 2 * 8 + 4;
 
-/// Where the program breaks.
+/// Where the program fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Breaks {
     /// The model, on the device thread of one worker.
@@ -52,11 +53,11 @@ enum Breaks {
     OwnOperator,
     /// The source of samples of one worker.
     Source,
-    /// It does not panic: it answers with an error.
+    /// The source returns an error instead of a panic.
     SourceError,
 }
 
-/// A user's own model: a Mamba that does not stand one of its tokens.
+/// A user's own model: a Mamba that panics on one of its tokens.
 struct Fragile {
     mamba: LanguageModel<Cpu>,
     breaks: Breaks,
@@ -204,7 +205,7 @@ fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
         let text = error.with_causes();
         assert!(text.contains("broken on purpose"), "{breaks:?}: {text}");
         assert!(breaks == Breaks::Model || text.contains(who), "{breaks:?}: {text}");
-        // A mistake in the program is restarted, wrong input is not.
+        // The supervisor restarts after an error of the program, but not after wrong input.
         let code = if breaks == Breaks::SourceError { 1 } else { 75 };
         assert_eq!(error.exit_class().exit_code(), code, "{breaks:?}");
     }
@@ -254,7 +255,8 @@ fn a_killed_supervisor_takes_its_processes_along() {
     assert_eq!(run.finish().status.code(), None);
 }
 
-/// The processes of a killed run let go of its folder a moment after it: one of them as late here as the test wants.
+/// The processes of a killed run release its folder shortly after it; here one of them does so as
+/// late as the test wants.
 #[test]
 fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
     let bench = Workbench::new();
@@ -264,7 +266,7 @@ fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
     wait_for_steps(&bench);
     signal("STOP", &holder.to_string());
     run.signal("KILL");
-    // Its words end with those of the stopped process, which writes to the same pipe.
+    // The output ends with that of the stopped process, which writes to the same pipe.
     wait_until("the supervisor to end", || run.has_ended());
     let next = bench.start(&["train", "run.toml", "-w", "1"]);
     wait_until("the next run to look at the lock", || {
@@ -278,7 +280,7 @@ fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
     assert_eq!(run.finish().status.code(), None);
 }
 
-/// What a run would write under the old name, another may be writing there.
+/// Another run may be writing the file under the old name.
 #[test]
 fn a_run_folder_that_is_renamed_ends_its_run_and_leaves_the_next_alone() {
     for world in [&["-w", "1"][..], &["-n", "2", "-w", "1"]] {
@@ -305,7 +307,7 @@ fn renamed(world: &[&str]) {
     assert_same(&bench.outcome("run"), &bench.outcome("reference"), "the next run");
     let reference = files(&bench.path("reference"));
     assert!(files(&bench.path("run")).keys().eq(reference.keys()), "nothing of the first");
-    // The first is whole, as far as it came.
+    // The first log is complete up to its last step.
     let moved = bench.outcome("moved").checkpoint_steps();
     assert!(moved.len() <= 3 && moved.last() >= Some(&2), "{moved:?}");
 }
@@ -330,7 +332,7 @@ fn a_killed_process_of_a_hosts_file_is_named_by_the_others() {
     assert_eq!(second.finish().status.code(), None);
 }
 
-/// A process that is there but says nothing is given up at the deadline, by its peers alone.
+/// A process that is alive but silent is given up at the deadline, by its peers alone.
 #[test]
 fn a_silent_process_of_a_hosts_file_is_given_up() {
     let bench = Workbench::new();
@@ -347,10 +349,11 @@ fn a_silent_process_of_a_hosts_file_is_given_up() {
     assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
 }
 
-/// A run that will wait for ever for its last step, as far as it knows.
+/// A run that would wait for its last step for ever.
 const PATIENT: [&str; 2] = ["--set", "run.peer_deadline_seconds=1000"];
 
-/// Two processes of a hosts file, of which the second has been stopped in the midst of training.
+/// Two processes of a hosts file, the second of which is stopped with SIGSTOP in the middle of
+/// training.
 fn one_of_two_stopped(bench: &Workbench, set: &[&str]) -> [Running; 2] {
     bench.write("hosts", program::free_hosts(2));
     let start = |process: &str| {
@@ -363,7 +366,7 @@ fn one_of_two_stopped(bench: &Workbench, set: &[&str]) -> [Running; 2] {
     runs
 }
 
-/// The first asks for a last step, which the other process would have to take part in.
+/// The first asks for a last step, in which the other process would have to take part.
 #[test]
 fn the_second_signal_ends_a_run_that_waits_for_another_process() {
     let bench = Workbench::new();
@@ -387,7 +390,7 @@ fn the_second_signal_to_a_supervisor_ends_its_processes_with_it() {
     assert!(children.iter().all(|&child| is_gone(child)), "none is left behind");
 }
 
-/// One signal alone is not waited for without end either.
+/// A single signal is not waited for without end either.
 #[test]
 fn a_request_to_stop_that_cannot_be_met_ends_at_the_step_deadline() {
     let bench = Workbench::new();
@@ -416,7 +419,8 @@ fn full_pipe(path: &Path) -> File {
     pipe
 }
 
-/// The observer of the run's progress blocks, and with it the worker that tells: the program cannot even say so.
+/// The observer of the run's progress blocks, and with it the reporting worker: the program cannot
+/// even print that.
 #[test]
 fn a_run_whose_words_find_no_reader_ends_at_the_step_deadline() {
     let bench = Workbench::new();
@@ -427,7 +431,7 @@ fn a_run_whose_words_find_no_reader_ends_at_the_step_deadline() {
     run.finish_within(SOON).expect(75);
 }
 
-/// Processes that would not train the same thing, or would not do the same work for it, do not begin.
+/// Processes with other settings or other work for the same run do not begin.
 #[test]
 fn processes_with_other_settings_are_refused() {
     let cases = [("batch.lanes", ["8", "4"]), ("parallel.shard", ["gradients", "parameters"])];

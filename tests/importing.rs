@@ -1,6 +1,7 @@
 //! Files of LLM Foundry and DeepSpeed become a `RUN.toml` that `train` accepts, and none of their keys is dropped.
 //!
-//! Seen red: without the list of what is not known, and with a rule that reads a key and says nothing of it.
+//! Seen red: without the list of unknown keys, and with a rule that reads a key without a comment
+//! for it.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +29,7 @@ fn text_of(name: &str) -> &'static str {
     FILES.iter().find(|(other, _)| *other == name).map(|(_, text)| *text).unwrap()
 }
 
-/// What `import` writes of a file.
+/// The output of `import` for a file.
 fn imported(bench: &Workbench, name: &str) -> String {
     bench.write(name, text_of(name));
     bench.tidemill(&["import", name]).expect(0).stdout
@@ -42,7 +43,7 @@ fn paths(name: &str, text: &str) -> BTreeSet<String> {
         walk_json("", &serde_json::from_str(text).unwrap(), &mut paths);
         return paths;
     }
-    // Keys that are open, by indentation, and where lists stand, how many of their tables have begun.
+    // The open keys by indentation; for a list, the number of tables that have begun.
     let mut open: Vec<(usize, String, Option<usize>)> = Vec::new();
     let lines = text.lines().map(|line| line.split(" #").next().unwrap());
     for line in lines.filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
@@ -95,7 +96,7 @@ fn walk_json(path: &str, value: &Value, paths: &mut BTreeSet<String>) {
     }
 }
 
-/// Whether comments name a path, not as a part of a longer one.
+/// Whether comments name a path, and not only as part of a longer one.
 fn names(text: &str, path: &str) -> bool {
     let comments = text.lines().filter_map(|line| line.split_once('#'));
     let part =
@@ -125,7 +126,7 @@ fn every_key_of_a_file_is_in_what_is_written() {
     }
 }
 
-/// `train --print-config` of what is written, once it is filled in.
+/// `train --print-config` of the output, once it is filled in.
 fn accepted(bench: &Workbench, name: &str, set: &[&str]) -> Value {
     bench.write("imported.toml", imported(bench, name));
     let mut arguments = vec!["train", "imported.toml", "-w", "1", "--print-config"];
@@ -242,7 +243,7 @@ fn configs_of_deepspeed_come_to_the_numbers_that_they_have() {
     }
 }
 
-/// What is written trains, with nothing but the folders of data set and evaluation filled in.
+/// The output trains once the folders of data set and evaluation are filled in.
 #[test]
 fn a_small_file_trains_as_it_is_imported() {
     let bench = Workbench::new();

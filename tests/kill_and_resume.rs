@@ -1,7 +1,6 @@
 //! Kills, signals and resumes at other world sizes change no bit, and nothing has to be cleaned in between.
 //!
-//! Moments are drawn with a fixed seed; what happens at them is not: a kill lands wherever the processes are by then.
-//!
+//! Moments are drawn with a fixed seed; the state of the processes at that moment varies.
 //! Seen red: with lines of metrics that are not dropped past the checkpoint, with moments that are not restored, and
 //! with a checkpoint that is written in its final place.
 
@@ -21,7 +20,7 @@ struct Long {
     reference: Outcome,
 }
 
-/// A run of some length, and what it leaves when it is not disturbed.
+/// A run of some length, and its files when it is not disturbed.
 static LONG: LazyLock<Long> = LazyLock::new(|| {
     let bench = Workbench::new();
     let config = crate::support::workbench::config()
@@ -41,13 +40,13 @@ impl Long {
         self.bench.start(&arguments)
     }
 
-    /// Lines of metrics: whole ones, as far as they are written.
+    /// Complete lines of metrics.
     fn lines(&self, dir: &str) -> u64 {
         let text = std::fs::read(self.bench.path(dir).join("metrics.jsonl")).unwrap_or_default();
         text.iter().filter(|&&byte| byte == b'\n').count() as u64
     }
 
-    /// Waits until the run has done `steps` steps more than it had when it was started.
+    /// Waits until the run has done `steps` more steps than at its start.
     fn wait_for_steps(&self, run: &mut Running, dir: &str, steps: u64) {
         let resumed_at = self.lines(dir);
         // A resumed run first drops lines past its checkpoint.
@@ -67,7 +66,8 @@ impl Long {
     }
 }
 
-/// Kills the supervisor of `-n` processes, or one of its children, or a process alone, each time with another world.
+/// Kills the supervisor of `-n` processes, one of its children, or a single process, each time with
+/// another world.
 #[test]
 fn kills_at_random_moments_change_nothing() {
     let dir = "killed";
@@ -99,20 +99,21 @@ fn kills_at_random_moments_change_nothing() {
     LONG.finish(dir, &["-n", "2", "-w", "1"]);
 }
 
-/// Kills that land while a checkpoint is being written, whatever of it is there by then.
+/// Kills while a checkpoint is being written, in whatever state it is by then.
 #[test]
 fn kills_while_a_checkpoint_is_written_change_nothing() {
     torn("torn", &[(&["-w", "1"], None), (&["-w", "3"], None), (&["-w", "2"], None)]);
 }
 
-/// The same of each of two processes that write it together, and of both.
+/// The same for each of two processes that write it together, and for both.
 #[test]
 fn kills_of_any_that_write_a_checkpoint_change_nothing() {
     const TWO: &[&str] = &["-n", "2", "-w", "1"];
     torn("torn-by-two", &[(TWO, Some(0)), (TWO, Some(1)), (TWO, None)]);
 }
 
-/// Runs in turn in these worlds, each killed as a whole or one of its processes, until three have left a checkpoint half written.
+/// Runs in these worlds in turn, each killed as a whole or in one of its processes, until three
+/// have left a checkpoint half written.
 fn torn(dir: &str, worlds: &[(&[&str], Option<usize>)]) {
     let checkpoints = LONG.bench.path(dir).join("checkpoints");
     let names = || -> BTreeSet<OsString> {
@@ -125,7 +126,7 @@ fn torn(dir: &str, worlds: &[(&[&str], Option<usize>)]) {
         let mut run = LONG.start(dir, &[&every, *world].concat());
         let children = run.children(if world[0] == "-n" { 2 } else { 0 });
         let mut seen = names();
-        // The first to come may be one that the killed run left, being removed.
+        // The first folder seen may be one that the killed run left and this run removes.
         wait_until("a checkpoint to begin", || {
             let now = names();
             let begun = now.difference(&seen).next().is_some();
@@ -187,15 +188,16 @@ fn interrupted_processes_end_with_a_checkpoint_and_go_on() {
     LONG.finish("interrupted-all", &["-w", "5"]);
 }
 
-/// Nothing that a later run could stumble over is left behind by a kill, because there is nothing of the kind: no
-/// memory or semaphore that has a name, no file outside of the run folder, and no lock in it.
+/// A kill leaves nothing that could disturb a later run, because nothing of the kind exists: no
+/// named memory or semaphore, no file outside of the run folder, and no stale lock in it.
 #[test]
 fn a_killed_run_leaves_nothing_outside_of_its_folder() {
     const DIR: &str = "alone";
     const ELSEWHERE: [&str; 2] = ["temporary", "home"];
     let bench = &LONG.bench;
     ELSEWHERE.iter().for_each(|folder| std::fs::create_dir(bench.path(folder)).unwrap());
-    // Compiled kernels are kept for later runs, by CUDA's driver too: in the home, unless it is said where.
+    // Compiled kernels are cached for later runs, also by CUDA's driver, in the home folder unless
+    // it is set elsewhere.
     let shell = "unset XDG_CACHE_HOME; export TMPDIR=$PWD/temporary HOME=$PWD/home CUDA_CACHE_PATH=$PWD/driver \
                  TIDEMILL_KERNEL_CACHE=$PWD/kernels; exec \"$@\"";
     let run_dir = format!("run.dir={DIR}");

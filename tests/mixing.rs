@@ -1,4 +1,5 @@
-//! Data sets mixed in `[[data.streams]]`: elastic like one, resumed exactly, and no setting of theirs changes unnoticed.
+//! Data sets mixed in `[[data.streams]]`: elastic like one, resumed exactly, and every change of
+//! their settings is noticed.
 
 use tidemill::job::{ResolvedRun, RunConfig};
 use tidemill::streaming_data::DataSet;
@@ -6,7 +7,7 @@ use tidemill::streaming_data::DataSet;
 use crate::support::workbench::{causes, config};
 use crate::support::{Job, Workbench, assert_same};
 
-/// The config of the workbench with its two data sets mixed, given what is said of each.
+/// The config of the workbench with its two data sets mixed, with the given settings of each.
 fn mixed(bench: &Workbench, first: &str, second: &str) -> String {
     let streams = format!(
         "[[data.streams]]\nname = \"tales\"\ndataset = {:?}\n{first}\n\
@@ -53,8 +54,8 @@ fn a_mixture_is_elastic_and_resumes() {
     );
 }
 
-/// Streams of which some samples are chosen, and others come twice: epochs of the mixture and of its data sets end in
-/// the middle of steps, and a run is gone on with behind them.
+/// Streams with a chosen number of samples and with repeated samples: epochs of the mixture and of
+/// its data sets end in the middle of steps, and a run resumes behind them.
 #[test]
 fn a_mixture_goes_on_past_its_epochs() {
     let bench = Workbench::new();
@@ -94,7 +95,7 @@ fn a_changed_stream_is_named_on_resume() {
     let job = Job { dir: "run", workers: 1, set: &["run.steps=2", "schedule.steps=2"] };
     let error = causes(&bench.try_train(job).unwrap_err());
     assert!(error.contains("data.number of streams is 2"), "{error}");
-    // The same shares in other words are the same mixture.
+    // The same shares in other keys are the same mixture.
     train("proportion = 80", "proportion = 20").unwrap();
 }
 

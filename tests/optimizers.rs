@@ -1,7 +1,7 @@
-//! Whichever optimizer and groups of parameters a run has, nothing but numerics changes a bit, and a checkpoint holds the states
-//! that its rule names.
+//! With any optimizer and any groups of parameters, settings that are not numerics change no bit,
+//! and a checkpoint holds the states that its rule names.
 //!
-//! That AdamW does is promised by all other files: it is the default.
+//! All other files test AdamW, the default.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -37,7 +37,7 @@ static FACTORED: LazyLock<Outcome> = LazyLock::new(|| {
 static REFERENCE: LazyLock<Outcome> =
     LazyLock::new(|| BENCH.train(Job { dir: "reference", workers: 1, set: &[LION] }));
 
-/// Norms at a tenth of the rate that are decayed, and an embedding that stays what it is.
+/// Norms at a tenth of the rate with decay, and an embedding that stays unchanged.
 const GROUPS: &str = r#"optimizer.groups=[
     { match = ["*.norm.*", "*.norm_f.*"], learning_rate_factor = 0.1, weight_decay = 0.3 },
     { match = ["*embeddings*"], learning_rate_factor = 0.0, weight_decay = 0.0 },
@@ -47,7 +47,7 @@ const GROUPS: &str = r#"optimizer.groups=[
 static GROUPED: LazyLock<Outcome> =
     LazyLock::new(|| BENCH.train(Job { dir: "grouped", workers: 1, set: &[GROUPS] }));
 
-/// What a file in the layout of safetensors says of its tensors, by name, and their bytes.
+/// The description of each tensor in a safetensors file, by name, and the bytes.
 fn header(file: &[u8]) -> (impl Iterator<Item = (String, serde_json::Value)>, &[u8]) {
     let (length, rest) = file.split_first_chunk().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
@@ -103,7 +103,7 @@ fn lion_is_elastic() {
     }
 }
 
-/// Also where the process that goes on reads what another number of workers left, and where one was killed.
+/// Also if another number of workers wrote the checkpoint, and after a kill.
 fn goes_on_where_it_was_killed(optimizer: &str) {
     let steps = ["run.steps=40", "schedule.steps=40", "checkpoint.every_steps=3", optimizer];
     let dir = |what: &str| format!("{what}-{}", optimizer.trim_start_matches("optimizer.name="));
@@ -146,7 +146,7 @@ fn muon_goes_on_where_it_was_killed() {
     goes_on_where_it_was_killed(MUON);
 }
 
-/// One state of the matrices of hidden layers, two of all else.
+/// One state for matrices of hidden layers, two for all other tensors.
 #[test]
 fn muon_learns_and_keeps_momenta_of_hidden_matrices() {
     assert!(ORTHOGONAL.loss(4) < ORTHOGONAL.loss(0) - 0.1, "{:?}", ORTHOGONAL.steps);
@@ -180,7 +180,7 @@ fn muon_is_elastic() {
     }
 }
 
-/// A number of each row and of each column of a matrix, and of each element of a vector: next to nothing.
+/// A number for each row and each column of a matrix, and for each element of a vector.
 #[test]
 fn adafactor_learns_and_keeps_next_to_nothing() {
     assert!(FACTORED.loss(4) < FACTORED.loss(0) - 0.1, "{:?}", FACTORED.steps);
@@ -232,7 +232,7 @@ fn adafactor_is_elastic() {
     }
 }
 
-/// What `[optimizer.adafactor]` says is what happens, and a factor of a group is one of its steps.
+/// The settings of `[optimizer.adafactor]` take effect, and a group's factor scales its steps.
 #[test]
 fn settings_of_adafactor_are_numerics() {
     let absolute = "optimizer.adafactor.step_size=absolute";
@@ -275,7 +275,7 @@ fn a_run_of_groups_goes_on_as_if_it_had_not_ended() {
     assert_same(&found, &GROUPED, "a run of groups that went on");
 }
 
-/// What the groups say is what happens: also to the states, of which a frozen tensor's stay zeros.
+/// The settings of groups take effect, also on the states: those of a frozen tensor stay zero.
 #[test]
 fn a_frozen_tensor_stays_what_it_was_while_others_move() {
     let nothing = ["optimizer.learning_rate=0.0", "optimizer.weight_decay=0.0"];
@@ -286,7 +286,7 @@ fn a_frozen_tensor_stays_what_it_was_while_others_move() {
     let [initial, plain, grouped] = models;
     let mut frozen = Vec::new();
     for (name, before) in &initial {
-        // Steps of other tensors are other ones too, since losses come of all.
+        // Steps of the other tensors differ too, since losses depend on all tensors.
         assert_ne!(&plain[name], before, "{name} moves where there are no groups");
         assert_ne!(plain[name], grouped[name], "{name} is the same with groups and without");
         if &grouped[name] == before {
@@ -308,7 +308,7 @@ fn a_frozen_tensor_stays_what_it_was_while_others_move() {
     assert!(grouped > 0.0 && grouped < 0.3 * plain, "{grouped} of {plain}");
 }
 
-/// A factor of 1 is the number that was there already, and so is a decay that says what `[optimizer]` does.
+/// A factor of 1 changes nothing, nor does a decay equal to that of `[optimizer]`.
 #[test]
 fn groups_that_change_nothing_change_no_bit() {
     let nothing = r#"optimizer.groups=[
@@ -324,7 +324,7 @@ fn groups_that_change_nothing_change_no_bit() {
     }
 }
 
-/// It asserts itself that its losses have the same bits with one worker and with three.
+/// The example itself asserts that its losses have the same bits with one worker and with three.
 #[test]
 fn a_rule_of_a_users_own_is_elastic() {
     custom_optimizer::main().unwrap();

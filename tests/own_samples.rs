@@ -1,4 +1,5 @@
-//! A model of samples that are no tokens trains as elastically as any: rows of floats, of any Parquet files.
+//! A model whose samples are not tokens trains as elastically as any: rows of floats, from any
+//! Parquet files.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
@@ -48,7 +49,7 @@ fn any_number_of_workers_and_any_microbatch_train_floats_to_the_same_bits() {
     }
 }
 
-/// A decoder of the rows of `folder` as they stand, seven in a batch at most.
+/// A decoder of the rows of `folder` in stored order, at most seven in a batch.
 fn decoder(folder: &Path) -> TableDecoder {
     let table = Table::open(folder, &Columns::All, &DataSettings::default()).unwrap();
     let shuffle =
@@ -58,7 +59,7 @@ fn decoder(folder: &Path) -> TableDecoder {
     TableDecoder::new(&table, shuffle, settings).unwrap()
 }
 
-/// What comes of `positions`, or the failure that ends it.
+/// The results for `positions`, or the error that ends them.
 fn read(
     source: &mut impl SampleSource<Sample = Measurement>,
     requests: &[std::ops::Range<u64>],
@@ -88,7 +89,7 @@ fn every_row_becomes_a_sample_at_its_position() {
     let positions: Vec<_> = samples.iter().map(|(position, _)| *position).collect();
     let expected: Vec<_> = (3..20).chain(40..41).chain(1499..1502).collect();
     assert_eq!(positions, expected);
-    // An epoch follows the other: what stands at position 1500 stood at 0.
+    // A second epoch follows the first: position 1500 holds the row of position 0.
     let again = read(&mut source, &[0..1, 1..2]).unwrap();
     assert_eq!(samples[19].1.features, again[0].1.features);
     for (_, Measurement { features: [wind, moon, slope], target }) in &samples {

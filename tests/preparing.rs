@@ -1,4 +1,5 @@
-//! `prepare` in several processes and hosts leaves what one process does, to the byte, and ends as training does.
+//! `prepare` in several processes and hosts gives the bytes of one process, and ends as training
+//! does.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +9,7 @@ use crate::support::processes::{is_gone, signal, wait_until};
 use crate::support::workbench::random;
 use crate::support::{Finished, Running, Workbench, program};
 
-/// A text of few kinds, so that there are copies and near copies.
+/// A text with few different words, so that there are copies and near copies.
 fn document(number: u64) -> String {
     let kind = random(number) % 40;
     let word = |at: u64| format!("{:x}", random(kind * 1000 + at) % 5000);
@@ -32,7 +33,7 @@ fn lines(from: u64, count: u64) -> String {
     (from..from + count).map(line).collect()
 }
 
-/// Inputs: one that is larger than all others, small ones, empty ones, and one that cannot be read.
+/// Inputs: one larger than all others, small ones, empty ones, and one that cannot be read.
 fn inputs(bench: &Workbench) {
     bench.write("in/huge.jsonl", lines(0, 400));
     bench.write("in/empty.jsonl", "");
@@ -63,7 +64,7 @@ fn prepare(bench: &Workbench, more: &[&str]) -> Finished {
     bench.tidemill(&[&PREPARE[..], more].concat())
 }
 
-/// What nothing is left of but what was there before.
+/// Only the files from before are left.
 fn left(bench: &Workbench) -> Vec<String> {
     let entries = std::fs::read_dir(bench.folder()).unwrap();
     let mut names: Vec<String> =
@@ -104,7 +105,7 @@ fn any_number_of_processes_and_workers_leaves_the_same_data_set_and_report() {
     }
 }
 
-/// Each process of the hosts is started by itself, in any order, and knows the others by the file.
+/// Each process of the hosts is started separately, in any order, and finds the others by the file.
 #[test]
 fn processes_of_hosts_prepare_together_and_update() {
     let bench = Workbench::new();
@@ -122,7 +123,7 @@ fn processes_of_hosts_prepare_together_and_update() {
     assert_eq!(finished[1].json(), expected.json());
     assert!(files(&bench.path("out")) == files(&bench.path("one")));
 
-    // Something came, something went, and a copy is wanted because what it was a copy of is gone.
+    // Inputs were added and removed, and a copy returns because the first of its kind is gone.
     bench.write("in/t.jsonl", lines(1000, 30));
     bench.write("in/u.txt", document(5000));
     std::fs::remove_file(bench.path("in/a/0.txt")).unwrap();
@@ -135,7 +136,7 @@ fn processes_of_hosts_prepare_together_and_update() {
     assert_eq!(finished[0].json(), one.json());
     assert!(files(&bench.path("out")) == files(&bench.path("one")));
     let again = bench.tidemill(&[&update[..], &["--output", "out", "-n", "3"]].concat());
-    // Inputs that were written just now are read again; nothing of them is tokenized.
+    // Inputs that were just written are read again; none of their documents is tokenized.
     assert_eq!(again.json()["changes"]["texts_tokenized"], 0);
     assert!(left(&bench) == ["out"]);
 }
@@ -159,7 +160,7 @@ fn a_line_that_is_wrong_is_one_line_and_exit_code_1_of_all() {
             assert!(left(&bench).is_empty());
         }
     }
-    // What is wrong with flags and files is found out before anything is started.
+    // Errors in flags and files are found before anything is started.
     for (wrong, parts) in [
         (["--filter", "none"], ["found filter", "none"]),
         (["--tokenizer", "no/such.json"], ["no/such.json", ""]),
@@ -198,7 +199,7 @@ fn hosts_that_were_asked_for_something_else_do_not_begin() {
     refused.refused(1, &["192.0.2.1", "TIDEMILL_CLUSTER_SECRET", "--insecure"]);
 }
 
-/// Enough that it is not done before it is killed.
+/// Enough input that it is not finished before the kill.
 fn long(bench: &Workbench) {
     for file in 0..4 {
         bench.write(&format!("in/{file}.jsonl"), lines(file * 100_000, 4000));
@@ -253,7 +254,7 @@ fn a_signal_ends_all_with_one_line_and_nothing_left() {
         wait_until("all to end", || children.iter().all(|&child| is_gone(child)));
         assert!(left(&bench).is_empty(), "{:?}", left(&bench));
     }
-    // Before they have met, or when all is done: nothing is left of an end, and an end is said.
+    // Before they have met, or when all is done: nothing is left, and the end is reported.
     for delay in [0, 3, 10, 30] {
         let running = bench.start(&[&PREPARE[..], &LONG].concat());
         running.children(2);

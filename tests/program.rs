@@ -1,4 +1,4 @@
-//! What stands on standard output, and that what the program prints and leaves can be used again.
+//! The standard output of the program, and that its output and files can be used again.
 //!
 //! Seen red: with a line for people beside the JSON, with a config that loses a key when it is printed, and with a
 //! sampler that ignores `--temperature 0`.
@@ -71,7 +71,8 @@ fn json_is_alone_on_standard_output() {
     }
 }
 
-/// A tokenizer is the same to the byte for any threads and whatever the form in which documents come, and `prepare` takes it.
+/// A tokenizer is the same to the byte for any number of threads and any form of the documents, and
+/// `prepare` accepts it.
 #[test]
 fn a_tokenizer_is_trained_on_documents() {
     let bench = Workbench::new();
@@ -152,7 +153,8 @@ fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
     two(&["--rounds", "0"]).refused(2, &["--rounds"]);
 }
 
-/// What `bench generate` printed once is printed again, to the byte, and the same picture drawn.
+/// The output of `bench generate` is the same to the byte when it is run again, and so is the
+/// picture.
 #[test]
 fn an_earlier_measurement_is_drawn_again() {
     let bench = Workbench::new();
@@ -182,7 +184,8 @@ fn an_earlier_measurement_is_drawn_again() {
     generate(&["--from", "p.json"]).refused(1, &["p.json", "device"]);
 }
 
-/// A step of attention reads the keys and values of every sequence: memory is measured while they are held.
+/// A step of attention reads the keys and values of every sequence; memory is measured while they
+/// are held.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_of_generation_grows_by_what_sequences_remember() {
@@ -229,7 +232,7 @@ fn every_kernel_is_measured() {
     }
 }
 
-/// The same as text, for people: standard error has the progress, standard output the result.
+/// The same as text: standard error has the progress, standard output the result.
 #[test]
 fn words_for_people() {
     let bench = trained();
@@ -267,7 +270,7 @@ fn a_printed_config_is_the_same_run() {
     bench.write("printed.toml", &printed);
     assert_eq!(print("printed.toml", &[]), printed);
     assert!(!bench.path("run").exists(), "printing is not running");
-    // The run writes the same into its folder, and both are the run that was asked for.
+    // The run writes the same config into its folder, and both give the requested run.
     bench.tidemill(&[&["train", "run.toml", "-w", "2"], &set[..]].concat()).expect(0);
     let reference = bench.outcome("run");
     assert_eq!(std::fs::read_to_string(bench.path("run/run.toml")).unwrap(), printed);
@@ -276,7 +279,7 @@ fn a_printed_config_is_the_same_run() {
     assert_same(&bench.outcome("run"), &reference, "the printed config");
 }
 
-/// Presets, epochs and tokens come out as sizes and steps.
+/// Presets, epochs and tokens are resolved to sizes and steps.
 #[test]
 fn a_printed_config_shows_what_it_comes_to() {
     let bench = Workbench::new();
@@ -340,7 +343,7 @@ fn greedy_generation_is_deterministic() {
     assert_eq!(Some(text.strip_suffix('\n').unwrap()), greedy.1.as_str());
 }
 
-/// Many prompts get, in order, what each gets alone, however many are continued at a time.
+/// Many prompts get, in order, what each gets alone, for any number at a time.
 #[test]
 fn many_prompts_at_once() {
     let bench = trained();
@@ -374,7 +377,7 @@ fn many_prompts_at_once() {
     assert_eq!(drawn(&["--batch", "1"]), three);
     assert_eq!(drawn(&[]), three);
     assert_ne!(three, greedy);
-    // What a prompt draws does not depend on its line; one that is asked again draws anew.
+    // The draws of a prompt do not depend on its line; a repeated prompt gets new draws.
     let alone = generate(&["--tokens", "109", "--seed", "5", "--min-p", "0.01"]);
     assert_eq!(alone, three[3..]);
     bench.write("prompts.jsonl", [prompts[4], prompts[0], prompts[4], prompts[1]].join("\n"));
@@ -390,7 +393,7 @@ fn many_prompts_at_once() {
     for name in ["--- prompts.jsonl: line 1\n", "--- short\n", "--- 7\n"] {
         assert!(words.contains(name), "{words}");
     }
-    // Scores too are the same at any number of lines at a time.
+    // Scores too are the same for any number of lines at a time.
     let lines = [
         r#"{"tokens": [1, 2, 3], "id": "a"}"#,
         r#"{"text": "the tide mill"}"#,
@@ -406,7 +409,7 @@ fn many_prompts_at_once() {
     assert_eq!(score("2"), score("3"));
 }
 
-/// The scores of what was evaluated come to the loss that was evaluated.
+/// The scores of the evaluated samples add up to the evaluated loss.
 #[test]
 fn scores_are_the_negative_losses() {
     const SAMPLES: usize = 10;
@@ -456,7 +459,7 @@ fn a_finished_run_has_nothing_left_to_do() {
     }
 }
 
-/// A new run may begin with the weights of another: with a learning rate of zero it leaves them as they are.
+/// A new run may begin with the weights of another: with a learning rate of zero it keeps them.
 #[test]
 fn a_checkpoint_is_a_model_to_begin_from() {
     let bench = trained();

@@ -1,4 +1,5 @@
-//! `bench data` reads what training reads: folders and URLs, samples and rows, and says what bounds them.
+//! `bench data` reads the same data as training: folders and URLs, samples and rows; and it names
+//! the bottleneck.
 //!
 //! Seen red: with the flags of the cache not passed on, with only the first of the columns, with orders confused, and
 //! with threads that decode looked for by another name.
@@ -42,7 +43,8 @@ fn samples_of_folders_and_urls() {
         let bounds = ["consumer", "decoding", "source"];
         assert!(bounds.contains(&read["bound_by"].as_str().unwrap()), "{read}");
     }
-    // What was downloaded was kept where it was to be kept. (The last may have been on its way when a reader ended.)
+    // Downloaded shards are in the given cache folder. (The last may have been in flight when a
+    // reader ended.)
     let kept = shards(&bench.path("cache"));
     assert!((1..=server.count(".parquet")).contains(&kept), "{kept} shards");
     let limited = ["--cache-dir", "cache", "--cache-limit-bytes", "5"];
@@ -56,7 +58,8 @@ fn samples_of_folders_and_urls() {
     assert!(lines[1].starts_with("first batch of 8 after ") && lines[2].starts_with("bound by "));
 }
 
-/// A run whose data set is at a URL is the run of the folder, to the bit, and keeps shards where it is told to.
+/// A run whose data set is at a URL equals that of the folder, to the bit, and caches shards in the
+/// given folder.
 #[test]
 fn training_from_a_url_is_training_from_the_folder() {
     let bench = Workbench::new();
@@ -95,7 +98,7 @@ fn rows_of_columns() {
     read(&bench, &wrong).refused(1, &["columns [tokens]", "expected a column text"]);
 }
 
-/// `inspect --order` takes the same names as `--shuffle` here, or none for all.
+/// `inspect --order` takes the same names as `--shuffle` here, or none for all orders.
 #[test]
 fn orders_are_named_alike() {
     let bench = Workbench::new();

@@ -1,6 +1,8 @@
-//! The page of `tidemill report` in a browser without a window: it lays out, its script runs, and it asks for nothing.
+//! The page of `tidemill report` in a headless browser: its layout is sound, its script runs, and
+//! it loads nothing.
 //!
-//! A script that throws, labels that lie over each other, a box that hides nothing or a picture from elsewhere turn the tests red.
+//! A script that throws, overlapping labels, an element that hides nothing, or a picture from
+//! elsewhere turn the tests red.
 
 use std::process::Command;
 
@@ -11,9 +13,9 @@ use crate::support::Workbench;
 
 const PROBE: &str = include_str!("report_in_a_browser/probe.js");
 
-/// What a browser shows of `page` in a window of `width` pixels.
+/// The contents of `page` in a browser window of `width` pixels.
 fn seen(bench: &Workbench, page: &str, width: u32) -> Value {
-    // The page's own policy forbids to load anything, and the browser says what it has refused.
+    // The page's own policy forbids loading anything, and the browser reports refused loads.
     let listener = "window.errors = []; addEventListener('error', event => window.errors.push(event.message)); \
         addEventListener('securitypolicyviolation', event => window.errors.push('refused ' + event.blockedURI));";
     let probed = page
@@ -46,7 +48,8 @@ fn texts(value: &Value) -> Vec<&str> {
     texts.iter().map(|text| text.as_str().unwrap()).collect()
 }
 
-/// Fails unless what stands under the pointer is `step` and the `losses` of the runs there, to what a pixel tells.
+/// Fails unless the box under the pointer shows `step` and the `losses` of the runs there, within
+/// the precision of a pixel.
 fn assert_hover(hover: &Value, step: u64, losses: &[(&str, f64)]) {
     let rows = texts(hover);
     assert_eq!(rows[0], format!("step {step}"));
@@ -83,7 +86,7 @@ fn a_page_of_two_runs_is_laid_out_and_moves() {
             assert_eq!(chart["isInside"], true, "{chart}");
             assert_eq!(chart["overlaps"], serde_json::json!([]), "{chart}");
         }
-        // The axis begins with step 0, and the middle of five steps is between two of them.
+        // The axis begins with step 0, so the middle of five steps is between two of them.
         let of = |index: usize| {
             [("run, training", first[index].loss), ("<other> & more, training", second[index].loss)]
         };

@@ -1,4 +1,4 @@
-//! What `prepare --report` writes, and how `inspect` says it.
+//! The output of `prepare --report`, and how `inspect` shows it.
 
 use std::fs;
 
@@ -55,7 +55,7 @@ fn inspect_says_what_the_report_does() {
     }
     assert!(!words.contains('\u{1b}'), "nothing that a terminal obeys");
 
-    // Two processes leave the same.
+    // Two processes write the same report.
     bench.tidemill(&[&ASKED[..], &["kept-2", "-n", "2"]].concat()).expect(0);
     assert_eq!(reports(&bench, "kept-2"), reports(&bench, "kept"));
     assert_eq!(reports(&bench, "kept").len(), 4);

@@ -12,7 +12,7 @@ use crate::support::program::{Running, free_hosts};
 use crate::support::workbench::causes;
 use crate::support::{Job, Workbench, assert_same};
 
-/// A key that may not change, its value in the config of the workbench, and another.
+/// A key that may not change, its value in the config of the workbench, and another value.
 const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("run.seed", "17", "18"),
     ("model.vocab_size", "259", "263"),
@@ -64,7 +64,7 @@ fn a_forbidden_change_names_the_key_and_both_values() {
     }
 }
 
-/// Also where the run began without any, or goes on without.
+/// Also if the run began without groups, or resumes without them.
 #[test]
 fn groups_of_parameters_may_not_change() {
     let bench = Workbench::new();
@@ -101,7 +101,7 @@ fn other_data_is_a_forbidden_change() {
     assert!(files(&bench.path("run")) == before, "something was written");
 }
 
-/// The program says so in one line, with one process and with several.
+/// The program prints it in one line, with one process and with several.
 #[test]
 fn a_forbidden_change_is_exit_code_1() {
     let bench = Workbench::new();
@@ -142,7 +142,8 @@ fn everything_else_may_change() {
     }
 }
 
-/// More steps go on along the curve that was begun: as if the longer run had had that horizon from the start.
+/// More steps continue the curve that was begun, as if the longer run had had that horizon from the
+/// start.
 #[test]
 fn a_longer_run_keeps_its_horizon() {
     let bench = Workbench::new();
@@ -157,7 +158,8 @@ fn a_longer_run_keeps_its_horizon() {
     assert_ne!(stretched.latest()["model.safetensors"], longer.latest()["model.safetensors"]);
 }
 
-/// A run may also be ended early: its warm-up is part of the curve that was begun, not of the steps that are left.
+/// A run may also end early: its warm-up belongs to the curve that was begun, not to the remaining
+/// steps.
 #[test]
 fn a_run_may_be_made_shorter() {
     let bench = Workbench::new();
@@ -175,7 +177,7 @@ fn a_run_may_be_made_shorter() {
     let found = bench.train(Job { dir: "run", workers: 2, set: &shorter });
     assert_eq!(found.steps, reference.steps[2..4]);
     assert_eq!(found.checkpoints[&4], reference.checkpoints[&4]);
-    // Fewer steps than are done: there is nothing left to do, and nothing is undone.
+    // With fewer steps than are done there is nothing left to do, and nothing is undone.
     let fewer = ["run.steps=1", "schedule.warmup_steps=6", "checkpoint.keep=9"];
     let done = bench.train(Job { dir: "run", workers: 1, set: &fewer });
     assert_same(&done, &found, "fewer steps than are done");
@@ -194,7 +196,7 @@ fn as_many_checkpoints_as_asked_for_are_kept() {
     assert_eq!(kept("1", "7"), [7]);
 }
 
-/// A caller that has the answer of `train` may open the run folder again, at once.
+/// A caller may open the run folder again as soon as `train` has returned.
 #[test]
 fn a_run_that_has_returned_has_let_go_of_its_folder() {
     let bench = Workbench::new();
@@ -206,7 +208,8 @@ fn a_run_that_has_returned_has_let_go_of_its_folder() {
     }
 }
 
-/// Only process 0's folder counts: where another machine becomes process 0, the run does not begin anew without a word.
+/// Only process 0's folder counts: if another machine becomes process 0, the run must not silently
+/// begin anew.
 #[test]
 fn a_run_whose_checkpoints_lie_with_another_process_does_not_begin_anew() {
     let bench = Workbench::new();
@@ -226,18 +229,18 @@ fn a_run_whose_checkpoints_lie_with_another_process_does_not_begin_anew() {
         );
     }
     assert!(!bench.path("run-0").exists(), "something was written");
-    // Nor does it go on from behind.
+    // Nor does it continue from an earlier step.
     bench.train(Job { dir: "run-2", workers: 1, set: &["run.steps=2", "schedule.steps=5"] });
     for finished in both("run-2", "run-1") {
         finished.refused(1, &["run-2 of process 0 has step 2 at most, but run-1 of process 1"]);
     }
-    // Where process 0 has come as far, or further, nothing is in the way.
+    // If process 0 has at least as late a checkpoint, the run continues.
     for finished in both("run-1", "run-2") {
         finished.expect(0);
     }
 }
 
-/// The data set is what it holds, not where it lies.
+/// The contents identify a data set, not its place.
 #[test]
 fn a_data_set_may_move() {
     let bench = Workbench::new();

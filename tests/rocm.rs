@@ -1,7 +1,8 @@
-//! AMD GPUs, through the program's own way to them: runs are as elastic as on any device, go on after a GPU was lost, and what is
-//! not there or does not fit is one clear line.
+//! AMD GPUs through the program's HIP driver: runs are as elastic as on any device and continue
+//! after a GPU was lost, and a missing part, or a model that does not fit, is one clear line.
 //!
-//! ROCm is that of `kernels/tests/hip_runtime`, with the CPU below: three GPUs, of which the first two are of one kind.
+//! The ROCm libraries are those of `kernels/tests/hip_runtime`, on the CPU: three GPUs, of which
+//! the first two are of one kind.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::support::{Finished, Outcome, Running, Workbench, assert_same, hip_run
 const DEVICE: &str = "\n[device]\nbackend = \"rocm\"\n";
 const SMALL: [&str; 4] = ["--set", "batch.samples_per_step=9", "--set", "batch.lanes=4"];
 
-/// Of the environment.
+/// The variables of the environment.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
 fn start(
@@ -97,7 +98,7 @@ fn two_gpus_leave_the_bits_of_one() {
     }
 }
 
-/// Where nothing says what to compute on, AMD GPUs of one kind do.
+/// If no device is configured, AMD GPUs of one kind are used.
 #[test]
 fn auto_takes_the_gpus_that_work_together() {
     let Reference { bench, outcome, .. } = &*REFERENCE;
@@ -118,7 +119,7 @@ fn a_run_whose_gpu_was_lost_goes_on_on_others() {
     assert_same(&bench.outcome("lost"), outcome, "lost and resumed");
 }
 
-/// At checkpoints: what the devices have in common is the state, and how closely they compute.
+/// At checkpoints the devices agree in the state, and closely in the numbers.
 #[test]
 fn a_run_moves_from_the_cpu_to_amd_and_back() {
     let Reference { bench, .. } = &*REFERENCE;
@@ -142,7 +143,7 @@ fn a_run_moves_from_the_cpu_to_amd_and_back() {
     }
 }
 
-/// At a known place: where its GPU never ends a kernel.
+/// At a known place: its GPU never ends a kernel there.
 #[test]
 fn a_run_that_was_killed_goes_on() {
     let Reference { bench, outcome, .. } = &*REFERENCE;
@@ -158,7 +159,8 @@ fn a_run_that_was_killed_goes_on() {
     assert_same(&bench.outcome("killed"), outcome, "killed and resumed");
 }
 
-/// As on any GPU: the source, the architecture and the compiler's first error, and nothing half-written.
+/// As on any GPU: the error has the source, the architecture and the compiler's first error, and
+/// nothing is half-written.
 #[test]
 fn a_kernel_that_does_not_compile_is_one_line() {
     let Reference { bench, .. } = &*REFERENCE;
@@ -215,7 +217,7 @@ fn a_gpu_that_is_not_there_or_has_no_kernels_is_one_line() {
     }
 }
 
-/// ROCm of this machine, but for one library.
+/// The ROCm of this machine without one library.
 fn without(bench: &Workbench, missing: &str) -> PathBuf {
     let folder = bench.path("rocm-without");
     std::fs::create_dir(&folder).unwrap();
@@ -227,8 +229,8 @@ fn without(bench: &Workbench, missing: &str) -> PathBuf {
     folder
 }
 
-/// Its checkpoint is that of any device; which library multiplies matrices is part of the kind of device, so that the run says that
-/// bits may differ from there on.
+/// Any device can continue from its checkpoint. The library of matrix products is part of the kind
+/// of device, so the run prints that bits may differ from there on.
 #[test]
 fn a_run_goes_on_where_hipblaslt_is_not() {
     let bench = Workbench::new();

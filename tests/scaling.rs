@@ -1,5 +1,5 @@
-//! `bench train`, `bench collective` and metrics measure workers of processes as they measure threads: of as many as are started here, and
-//! of a hosts file's.
+//! `bench train`, `bench collective` and metrics measure workers in processes as they measure
+//! threads: in processes that are started here, and in those of a hosts file.
 //!
 //! Seen red: with processes that train each for itself, and with a result that every process prints.
 
@@ -28,7 +28,7 @@ const TINY: [&str; 14] = [
     "json",
 ];
 
-/// What each of two processes of a hosts file prints, process 0 first; `flags` are those of each.
+/// The output of each of two processes of a hosts file, process 0 first; `flags` are those of each.
 fn of_hosts(bench: &Workbench, command: &[&str], flags: [&[&str]; 2]) -> [Finished; 2] {
     bench.write("hosts", program::free_hosts(2));
     let start = |process: &str, flags: &[&str]| {
@@ -37,7 +37,8 @@ fn of_hosts(bench: &Workbench, command: &[&str], flags: [&[&str]; 2]) -> [Finish
     [start("0", flags[0]), start("1", flags[1])].map(|process| process.finish())
 }
 
-/// What was trained is the same to the bit, so that what is measured is one run over all workers.
+/// The trained weights are the same to the bit, so that the measurement is of one run over all
+/// workers.
 #[test]
 fn training_is_measured_over_processes() {
     let bench = Workbench::new();
@@ -55,7 +56,7 @@ fn training_is_measured_over_processes() {
     };
     check(&threads, 1);
     check(&tidemill(&["-n", "2", "-w", "1"]).expect(0).json(), 2);
-    // As many workers as there are lanes for, where nothing says how many.
+    // Without a number of workers, as many as there are lanes.
     let said = tidemill(&["-n", "2"]).expect(0);
     check(&said.json(), 2);
     assert!(said.stderr.lines().all(is_of_shared_gpu), "{said:?}");
@@ -108,8 +109,9 @@ fn an_exchange_between_processes_of_a_hosts_file_is_measured() {
     assert_eq!((second.stdout.as_str(), second.stderr.as_str()), ("", ""));
 }
 
-/// Each line has what came to worker 0: of the first step of a run its sums, and of the others the parameters that were gathered
-/// before it too. Lines of a worker alone do not have it, and a run that goes on reads them.
+/// Each line has the bytes that worker 0 received: in the first step of a run its sums, in the
+/// others also the parameters gathered before the step. The lines of a single worker lack it, and a
+/// resumed run reads both kinds.
 #[test]
 fn metrics_say_what_communication_took() {
     let bench = Workbench::new();
@@ -137,12 +139,12 @@ fn metrics_say_what_communication_took() {
     let threads = goes_on(&["-w", "2"]);
     assert!(threads.iter().all(|of_step| of_step[0] > 0 && of_step[1] == 0), "{threads:?}");
     assert!(threads[0][0] < threads[1][0] && threads[1] == threads[2], "{threads:?}");
-    // As much comes, another way.
+    // Equally many bytes, on another way.
     let swapped =
         |steps: Vec<[u64; 2]>| -> Vec<_> { steps.into_iter().map(|[a, b]| [b, a]).collect() };
     assert_eq!(swapped(goes_on(&["-n", "2", "-w", "1"])), threads);
     let both = goes_on(&["-n", "2", "-w", "2"]);
-    // Between GPUs of several processes each worker receives all that it needs in one way.
+    // Between GPUs of several processes each worker receives all of its bytes in one way.
     let by_memory = backend() == "cpu";
     assert!(both.iter().all(|it| (it[0] > 0) == by_memory && it[1] > 0), "{both:?}");
 }

@@ -1,11 +1,12 @@
-//! Data sets and runs of a store are those of folders: a run whose samples come from S3 and whose checkpoints go there leaves
-//! the same bits, whatever is killed; and what a store refuses is one clear line.
+//! Data sets and runs in a store equal those in folders: a run with samples from S3 and checkpoints
+//! in S3 has the same bits, whatever is killed; and an error of a store is one clear line.
 //!
 //! Seen red: with `trainer.json` written first, with logs that are not written before a checkpoint or not fetched, with
 //! checksums that are not compared, with checkpoints that no record names, and with a local folder that keeps what an
 //! earlier run left.
 //!
-//! The server runs in this process and keeps its buckets in folders, so that what is in a store can be looked at.
+//! The server runs in this process and keeps its buckets in folders, so that tests can read the
+//! contents of the store.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -18,15 +19,15 @@ use crate::support::{Finished, Job, Outcome, Running, Workbench, assert_same};
 
 const STEPS: u64 = 12;
 
-/// What every run here does.
+/// The config of every run here.
 const SETTINGS: [&str; 3] = ["run.steps=12", "checkpoint.every_steps=1", "checkpoint.keep=2"];
 
-/// The run's URL as it is shown.
+/// The run's URL as messages show it.
 const SHOWN: &str = "s3://bucket/a%20run";
 
 const EVALUATION: &str = "evaluation={every_steps = 3, samples = 9, dataset = ";
 
-/// What the run leaves in a folder when it is not disturbed.
+/// The files of the run in a folder when it is not disturbed.
 static REFERENCE: LazyLock<Outcome> = LazyLock::new(|| {
     let bench = Workbench::new();
     let evaluation = format!("{EVALUATION}{:?}}}", bench.path("validation"));
@@ -56,7 +57,7 @@ impl Stored {
         Self { bench, server }
     }
 
-    /// Starts the program as one that may use the store.
+    /// Starts the program with access to the store.
     fn start(&self, arguments: &[&str]) -> Running {
         Running::start_with(&self.server.options(), self.bench.folder(), arguments)
     }
@@ -65,12 +66,13 @@ impl Stored {
         self.start(arguments).finish()
     }
 
-    /// Starts the run in the store, on a machine that has this cache.
+    /// Starts the run in the store, on a machine with this cache.
     fn train(&self, cache: &str, more: &[&str]) -> Running {
         with_arguments(cache, more, |arguments| self.start(arguments))
     }
 
-    /// As [`train`](Self::train), where no file may grow beyond so many blocks of 512 bytes, as on a disk that is full.
+    /// As [`train`](Self::train), with a limit on file sizes in blocks of 512 bytes, which acts as
+    /// a full disk.
     fn train_with_blocks(&self, blocks: usize, cache: &str) -> Running {
         let variables = self.server.options().into_iter();
         let exports: String =
@@ -81,11 +83,12 @@ impl Stored {
         })
     }
 
-    /// What the store has of the run. The server leaves folders without a file where objects were, which no store shows.
+    /// The run's files in the store. The server leaves empty folders where objects were, which no
+    /// store shows.
     fn outcome(&self) -> Outcome {
         let run = self.bench.path("store/bucket/a run");
         for entry in std::fs::read_dir(run.join("checkpoints")).unwrap() {
-            // One that is not empty stays.
+            // A folder that is not empty stays.
             let _ = std::fs::remove_dir(entry.unwrap().path());
         }
         Outcome::read(&run)
@@ -99,7 +102,7 @@ impl Stored {
         names.find(|name| name.starts_with(&format!("step-{step:08}-"))).unwrap()
     }
 
-    /// Fails unless the store has the run as a folder would.
+    /// Fails unless the store has the run as a folder would have it.
     fn assert_whole(&self, what: &str) {
         assert_same(&self.outcome(), &REFERENCE, what);
         let found = files(&self.bench.path("store/bucket/a run"));
@@ -132,12 +135,12 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
     let last = format!("checkpoint: {SHOWN}/checkpoints/{}\n", stored.checkpoint(STEPS));
     assert!(finished.stdout.ends_with(&last), "{finished:?}");
     stored.assert_whole("two workers");
-    // Of what was written on this machine nothing is left but the logs, beside the file that is locked.
+    // On this machine only the logs are left, beside the locked file.
     let local: Vec<_> = files(&stored.bench.path("cache/runs")).into_keys().collect();
     assert_eq!(local.len(), 3, "{local:?}");
     assert!(local.iter().all(|name| name.ends_with(".jsonl")), "{local:?}");
 
-    // Once more: nothing is left to do, and nothing is written.
+    // A further start has nothing to do, and writes nothing.
     let puts = stored.server.count("PUT");
     stored.train("cache", &["-w", "1"]).finish().expect(0);
     assert_eq!(stored.server.count("PUT"), puts);
@@ -148,7 +151,7 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
     stored.train("cache", &other).finish().failed(1, &words);
     stored.assert_whole("after a refusal");
 
-    // On another machine, by two processes, it goes on from what the store has.
+    // On another machine, two processes continue from the store.
     let goes_on = ["-n", "2", "-w", "1", "--set", "run.steps=14", "--set", "schedule.steps=12"];
     let finished = stored.train("another cache", &goes_on).finish().expect(0);
     assert!(finished.stdout.starts_with("done: 14 steps"), "{finished:?}");
@@ -225,7 +228,7 @@ fn models_of_a_store_can_be_used() {
     let from_store = of_weights("s3://bucket/a run", "from-store");
     assert_same(&from_store, &of_weights(&of_folder(""), "from-folder"), "model.from");
 
-    // One byte of the weights is another: the file is fetched again, in vain.
+    // With one changed byte in the weights, the file is downloaded again, in vain.
     let model = folder.join(&last).join("model.safetensors");
     let mut bytes = std::fs::read(&model).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -253,7 +256,7 @@ fn kills_change_nothing_in_a_store() {
         of_run("PUT", "checkpoints/step-00000001-*/model.safetensors"),
         of_run("PUT", "metrics.jsonl"),
         of_run("PUT", "checkpoints/step-00000003-*/trainer.json"),
-        // Something is removed.
+        // Something is being removed.
         "POST /bucket?delete".to_owned(),
         of_run("GET", "checkpoints/"),
         "POST /bucket?delete".to_owned(),
@@ -277,7 +280,7 @@ fn kills_change_nothing_in_a_store() {
     stored.assert_whole("after kills");
 }
 
-/// A machine that stands still, so that another goes on with its run, and that wakes up when that is done.
+/// A stopped machine: another continues its run, and it wakes up when that is done.
 #[test]
 fn a_run_that_was_taken_over_ends_and_changes_nothing() {
     let stored = Stored::new();
@@ -297,7 +300,7 @@ fn a_run_that_was_taken_over_ends_and_changes_nothing() {
     assert_eq!(names(&files(&stored.bench.path("store/bucket/a run"))), names(&after));
 }
 
-/// There is no room for a shard; then room for those, but not for a checkpoint; then room.
+/// First there is no room for a shard; then there is, but not for a checkpoint; then for both.
 #[test]
 fn full_disks_lose_nothing() {
     let stored = Stored::new();

@@ -1,5 +1,5 @@
-//! A data set as a stream in a timely program: the same for any number of workers, gone on with anywhere, never further
-//! ahead than allowed, and a damaged shard is an error at its place.
+//! A data set as a stream in a timely program: the same for any number of workers, resumed
+//! anywhere, with a bounded read-ahead; a damaged shard is an error at its place.
 //!
 //! Seen red: with the bound on the read-ahead left out.
 
@@ -31,7 +31,7 @@ use crate::support::Workbench;
 const STEP: u64 = 20;
 const READ_AHEAD: u64 = 2;
 
-/// What arrived: step and sample (or rows), in order of arrival, or the error.
+/// The arrivals: step and sample (or rows), in order of arrival, or the error.
 type Arrived<T = Sample> = Vec<Result<(u64, T), String>>;
 
 fn decoder(folder: &Path) -> Decoder {
@@ -53,8 +53,8 @@ fn stream(decoder: &Decoder, steps: Range<u64>, workers: usize) -> Vec<Arrived> 
     stream_any(open, steps, workers)
 }
 
-/// Streams steps on some workers to an operator that takes its time with each step, and sees that nothing comes too
-/// early.
+/// Streams steps on some workers to an operator that is slow with each step, and checks that
+/// nothing arrives too early.
 fn stream_any<T, O>(open: O, steps: Range<u64>, workers: usize) -> Vec<Arrived<T>>
 where
     T: Positioned + Clone + Send + 'static,
@@ -97,7 +97,7 @@ where
                             });
                             turns += 1;
                             let step = held.front().map(|(step, _)| *step);
-                            // Steps are let go late, one by one, and only when they are whole.
+                            // Steps are released late, one by one, and only once they are complete.
                             if let Some(step) = step.filter(|step| !frontier.less_equal(step)) {
                                 if turns % 7 == 0 {
                                     held.pop_front();
@@ -138,11 +138,11 @@ fn steps_are_the_same_for_any_workers_and_from_any_start() {
     from.sort_by_key(|sample| sample.position);
     assert_eq!(from, expected[5 * STEP as usize..], "gone on with");
     assert!(stream(&decoder, 7..7, 2).concat().is_empty(), "no steps");
-    // More workers than positions: some have nothing.
+    // More workers than positions: some have none.
     assert_eq!(stream(&decoder, 0..2, 25).concat().len() as u64, 2 * STEP);
 }
 
-/// Where no step ever has anything for a worker, it is at its end, and in no other worker's way.
+/// A worker that never has samples ends at once, and does not delay the others.
 #[test]
 fn workers_without_positions_do_not_hold_up_a_long_plan() {
     let bench = Workbench::new();

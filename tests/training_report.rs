@@ -1,6 +1,6 @@
-//! `tidemill report`: what a run has been through stands on its page, and the page is one whole file.
+//! `tidemill report`: the history of a run is on its page, and the page is one complete file.
 //!
-//! Kills that are told as stops turn the tests of `report/past.rs` red.
+//! Reporting kills as stops turns the tests of `report/past.rs` red.
 
 use tidemill::checkpoint;
 use tidemill::history::HistoryLine;
@@ -11,7 +11,8 @@ use crate::support::{Workbench, workbench};
 
 const STEPS: u64 = 120;
 
-/// Fails unless every element is closed where it should be, every attribute has a quoted value and nothing else looks like markup.
+/// Fails unless every element is closed in the right place, every attribute has a quoted value and
+/// no other text looks like markup.
 fn assert_well_formed(page: &str) {
     let mut rest = page.strip_prefix("<!DOCTYPE html>\n").expect("an HTML page");
     let mut open: Vec<&str> = Vec::new();
@@ -45,7 +46,7 @@ fn assert_attributes(attributes: &str) {
     }
 }
 
-/// An ampersand is the beginning of an entity, and no character is one that a page may not have.
+/// An ampersand begins an entity, and every character is allowed in a page.
 fn assert_entities(text: &str) {
     for behind in text.split('&').skip(1) {
         let name = behind.split_once(';').unwrap_or_else(|| panic!("{text}")).0;
@@ -66,7 +67,7 @@ fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
     behind.split_once('"').unwrap().0
 }
 
-/// Steps and values of the first line of a chart, from where it is drawn on the linear axis.
+/// Steps and values of the first line of a chart, derived from its drawing on the linear axis.
 fn line(chart: &str) -> Vec<(f64, f64)> {
     let linear = chart.split_once("class=\"linear\"").unwrap().1;
     let [low, high] =

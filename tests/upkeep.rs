@@ -1,8 +1,8 @@
-//! A data set that follows its inputs, of which the program is killed at any moment: the newest version is whole each time, and
-//! the next start needs no help.
+//! A data set that follows its inputs, with kills of the program at any moment: the newest version
+//! is complete each time, and the next start needs no help.
 //!
-//! The recorder of [`durability`](crate::durability) kills it, at an operation on the data set's files that is counted: the same
-//! moment each time, however busy the machine is.
+//! The recorder of [`durability`](crate::durability) kills the program at a numbered operation on
+//! the data set's files: the same moment each time, however busy the machine is.
 //!
 //! Seen red: an index that is replaced before its shards are in place, and hidden folders that stay behind a kill where `prune`
 //! comes next.
@@ -34,12 +34,13 @@ const PREPARE: [&str; 10] = [
 
 const INDEX: &str = "index.json";
 
-/// How the inputs look, which is no part of what a data set is.
+/// The record of the inputs' times and sizes, which is no part of a data set.
 const SEEN: &str = "state/seen";
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A data set, and what a preparation from nothing made of each state that its inputs were in: the files, by the index.
+/// A data set, and the files of a preparation from nothing for each state of its inputs, by the
+/// index.
 struct Followed {
     bench: Workbench,
     history: BTreeMap<Vec<u8>, Files>,
@@ -55,7 +56,7 @@ impl Followed {
         followed
     }
 
-    /// What a preparation of the inputs makes of them now.
+    /// The files of a preparation of the present inputs.
     fn anew(&self) -> Files {
         let mut anew = PREPARE;
         anew[9] = "anew";
@@ -71,17 +72,18 @@ impl Followed {
         self.history.insert(anew[INDEX].clone(), anew);
     }
 
-    /// Changes the inputs, each time otherwise.
+    /// Changes the inputs, differently each time.
     fn change(&mut self) {
         let at = self.changes;
         self.changes += 1;
-        // In one step, so that no update sees half of it.
+        // In one step, so that no update sees half of a change.
         let new = self.bench.write("new", format!("change {at} of a text ").repeat(40 + at));
         fs::rename(new, self.bench.path(&format!("data-text/new-{}.txt", at % 5))).unwrap();
         self.note();
     }
 
-    /// The newest version is one of those, with all of its files; what else is there is of another, or of what was killed.
+    /// The newest version is one of those, with all of its files; other files belong to another
+    /// version or to a killed update.
     #[track_caller]
     fn assert_is_whole(&self, what: &str) {
         DataSet::open(self.bench.path("kept")).unwrap();
@@ -113,7 +115,8 @@ impl Followed {
         Running::start_in_shell(self.bench.folder(), &line, &arguments)
     }
 
-    /// Waits until as many versions are printed, or the program has ended; whether they are.
+    /// Waits until this many versions are printed, or the program has ended; returns whether they
+    /// are.
     fn has_printed(&self, follow: &mut Running, versions: usize) -> bool {
         let lines = || {
             let printed = fs::read(self.bench.path("printed")).unwrap_or_default();
@@ -128,8 +131,9 @@ impl Followed {
     }
 }
 
-/// Moments are spread over all that two updates in a row do to files, the first and the last among them, and lie close where the
-/// first puts files in place. It is killed where it waits, too.
+/// Moments are spread over all operations on files in two consecutive updates, the first and the
+/// last among them, and are dense where the first update puts files in place. The program is also
+/// killed while it waits.
 #[test]
 fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
     const SPREAD: usize = 14;
@@ -137,7 +141,7 @@ fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
     let mut followed = Followed::new();
     let record = tempfile::NamedTempFile::new().unwrap();
     let lines = || fs::read_to_string(record.path()).unwrap().lines().count();
-    // What it does where nothing is in its way.
+    // The operations without a kill.
     followed.change();
     let mut follow = followed.follow(record.path(), usize::MAX >> 1);
     assert!(followed.has_printed(&mut follow, 1), "{}", followed.told());
@@ -169,7 +173,7 @@ fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
     }
     assert_eq!(killed, SPREAD + 1 + CLOSE);
 
-    // The last change needs nothing but another start, which takes away what the kills left.
+    // The last change needs only another start, which removes the files of killed updates.
     let mut follow = followed.follow(record.path(), usize::MAX >> 1);
     assert!(followed.has_printed(&mut follow, 1), "{}", followed.told());
     follow.signal("TERM");
@@ -186,7 +190,7 @@ fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
     assert!(left == anew, "{:?}", left.keys());
 }
 
-/// What a killed update leaves goes with the next `prune` too, where no other update comes.
+/// The next `prune` also removes the files of a killed update, if no other update comes before.
 #[test]
 fn prune_removes_what_a_killed_update_left() {
     let mut followed = Followed::new();

@@ -29,7 +29,7 @@ const UPDATABLE: [&str; 9] = [
     "--updatable",
 ];
 
-/// Prepares, or updates, and returns what the program says in JSON.
+/// Prepares, or updates, and returns the program's JSON.
 fn prepare(bench: &Workbench, arguments: &[&str]) -> serde_json::Value {
     let arguments = [&["prepare", "--format", "json", "-w", "2"], arguments].concat();
     serde_json::from_str(&bench.tidemill(&arguments).expect(0).stdout).unwrap()
@@ -110,7 +110,7 @@ fn change(bench: &Workbench, way: usize) {
     update(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
-/// What a run learned, and where it stands.
+/// The results of a run, and its position in the data.
 fn learned(outcome: &Outcome) -> (&[[u64; 5]], &BTreeMap<String, Vec<u8>>) {
     (&outcome.steps, outcome.latest())
 }
@@ -146,7 +146,7 @@ fn a_run_that_follows_moves_at_the_end_of_an_epoch() {
     assert_ne!(second, first["fingerprint"]);
 
     train("reference", 1, moved + 6, follow);
-    // Ended right before it moves, right behind it, and once more.
+    // Ended right before it moves, right after it, and once more.
     for (workers, until) in [(2, moved), (3, moved + 1), (1, moved + 5)] {
         train("elastic", workers, until, follow);
     }
@@ -178,7 +178,7 @@ fn a_run_that_follows_moves_at_the_end_of_an_epoch() {
     let until = usize::try_from(moved).unwrap();
     assert_eq!(stays.steps[..until], expected.steps[..until]);
     assert_ne!(stays.steps[until], expected.steps[until]);
-    // What began on the first version may follow later.
+    // A run that began on the first version may set `follow` later.
     let mut follows = train("follows", 1, 2, began);
     assert_ne!(follows.steps[0], expected.steps[0], "it began with the third version");
     follows = train("follows", 2, moved + 1, follow);
@@ -191,9 +191,9 @@ fn a_run_that_follows_moves_at_the_end_of_an_epoch() {
     assert!(refused.contains("data.follow") && refused.contains("--updatable"), "{refused}");
 }
 
-/// The same bits as by a run that was resumed after the update.
-/// Of a run that a request to stop ended after some step, or that was not, nothing tells which it was; its epochs are
-/// those of the data that it began with, however many samples there are later.
+/// The same bits as those of a run that was resumed after the update. Whether a stop after some
+/// step ended the run or not makes no difference; its epochs are those of the data that it began
+/// with, however many samples there are later.
 #[test]
 fn a_run_that_was_stopped_moves_as_one_that_was_not() {
     let outcome = |stopped: Option<u64>, workers: usize| {
@@ -236,18 +236,18 @@ fn a_run_that_was_stopped_moves_as_one_that_was_not() {
     let step = moved["position"].as_u64().unwrap() / 45;
     for (stopped, workers) in [(4, 2), (step + 2, 1)] {
         let found = outcome(Some(stopped), workers);
-        // The names of inputs are in no file of a run.
+        // No file of a run contains the names of inputs.
         assert_eq!(learned(&found), learned(&expected), "stopped after step {stopped}");
     }
 }
 
-/// The newest version of a data set, which is complete: every file of it is what the index says.
+/// The newest version of a data set, which is complete: every file equals its entry in the index.
 fn newest(bench: &Workbench) -> String {
     bench.tidemill(&["inspect", "kept"]).expect(0);
     Index::read(&bench.path("kept")).unwrap().fingerprint().to_string()
 }
 
-/// The data set is what a preparation of its inputs gives now.
+/// The data set equals a preparation of its present inputs.
 fn assert_is_new(bench: &Workbench) {
     let mut anew = UPDATABLE;
     anew[3] = "anew";
@@ -281,7 +281,7 @@ fn a_data_set_follows_its_inputs_until_it_is_stopped() {
     fs::remove_file(bench.path("data-text/3.txt")).unwrap();
     wait_for_a_version(&mut follow);
 
-    // What is wrong with inputs is told, and mended by the next change.
+    // Errors in inputs are reported, and the next change may mend them.
     fs::rename(bench.path("data-text"), bench.path("elsewhere")).unwrap();
     let told = || fs::read_to_string(bench.path("told")).unwrap();
     wait_until("a note", || follow.has_ended() || told().contains("stays for now"));
@@ -306,7 +306,8 @@ fn a_data_set_follows_its_inputs_until_it_is_stopped() {
     bench.tidemill(&wrong).refused(2, &["--follow", "--update"]);
 }
 
-/// Killed as soon as it writes, or as soon as something of it is in place: the newest version is complete each time.
+/// Killed at its first write, or as soon as a file is in place: the newest version is complete each
+/// time.
 #[test]
 fn an_update_that_is_killed_leaves_a_version() {
     let bench = Workbench::new();
@@ -328,7 +329,7 @@ fn an_update_that_is_killed_leaves_a_version() {
         killed += u32::from(update.finish().status.code().is_none());
         newest(&bench);
     }
-    // The others ended before the signal came, as on a busy machine most may.
+    // The others ended before the signal came, as most may on a busy machine.
     assert!(killed > 0, "none was killed in time");
     prepare(&bench, &["--output", "kept", "--update"]);
     assert_is_new(&bench);

@@ -1,4 +1,4 @@
-//! Runs that are watched while they train: events for TensorBoard, numbers for Prometheus.
+//! Watching a run while it trains: events for TensorBoard, numbers for Prometheus.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -11,7 +11,8 @@ use crate::support::Workbench;
 use crate::support::processes::wait_until;
 use crate::support::program::free_hosts;
 
-/// A file of events for each start, which hold a record a step and evaluation besides the two that a file begins with.
+/// A file of events for each start, with a record for each step and evaluation after the two that
+/// begin a file.
 #[test]
 fn tensorboard_has_the_steps_of_each_start() {
     let bench = Workbench::new();
@@ -34,7 +35,7 @@ fn tensorboard_has_the_steps_of_each_start() {
     assert_eq!(steps, [3, 2], "{files:?}");
 }
 
-/// While it trains, in one process and as the first of two; and only where it is asked for.
+/// While it trains, in one process and in the first of two; and only if it is asked for.
 #[test]
 fn a_metrics_port_answers_with_the_latest_numbers() {
     let bench = Workbench::new();
@@ -69,7 +70,7 @@ fn a_metrics_port_answers_with_the_latest_numbers() {
         assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
         assert!(ask("GET /").unwrap().starts_with("HTTP/1.1 404"));
         assert!(ask("POST /metrics").unwrap().starts_with("HTTP/1.1 405"));
-        // A second run finds the port taken.
+        // A second run finds the port in use.
         let taken =
             ["train", "run.toml", "--set", "run.dir=other", "-w", "1", "--metrics-port", port];
         bench.tidemill(&taken).failed(75, &["--metrics-port", port]);
@@ -78,7 +79,7 @@ fn a_metrics_port_answers_with_the_latest_numbers() {
     }
 }
 
-/// The events of a trace; of one that has no end, too.
+/// The events of a trace, also of an incomplete one.
 fn trace(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let whole =
@@ -86,7 +87,7 @@ fn trace(path: &Path) -> Vec<Value> {
     whole.unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// The names of a track's spans, all of which lie inside each other or apart.
+/// The names of a track's spans, which all are nested or disjoint.
 fn spans(events: &[Value], track: &str) -> Vec<String> {
     let is_track = |event: &&Value| event["args"]["name"].as_str().is_some_and(|it| it == track);
     let named = events.iter().find(is_track).unwrap_or_else(|| panic!("no track {track}"));
@@ -102,7 +103,7 @@ fn spans(events: &[Value], track: &str) -> Vec<String> {
         })
         .collect();
     found.sort_by_key(|&(begin, end, _)| (begin, -end));
-    // What a number of this size is rounded to.
+    // The unit to which a number of this size is rounded.
     const ROUNDED: i64 = 1_000;
     let mut open: Vec<i64> = Vec::new();
     for &(begin, end, name) in &found {
@@ -116,7 +117,7 @@ fn spans(events: &[Value], track: &str) -> Vec<String> {
     found.into_iter().map(|(_, _, name)| name.to_owned()).collect()
 }
 
-/// Every operator of every worker, what their threads do, and of a run that is killed all but the end.
+/// Every operator of every worker and the work of their threads; for a killed run all but the end.
 #[test]
 fn a_trace_has_every_operator_and_thread() {
     let bench = Workbench::new();
@@ -180,7 +181,8 @@ fn a_trace_has_every_operator_and_thread() {
     let events = trace(&bench.path("trace.json"));
     let device = events.iter().filter(|event| event["name"] == "forward and backward");
     let steps = device.map(|event| event["args"]["step"].as_u64().unwrap());
-    // Spans of a thread that does not know its step are written while a device has one of these in hand.
+    // Spans of a thread that does not know its step are written while a device is working on one of
+    // these steps.
     let steps: BTreeSet<u64> = steps.filter(|&step| step > 0).collect();
     assert_eq!(steps, BTreeSet::from([3, 4]));
     for worker in 0..2 {

@@ -43,7 +43,10 @@ pub enum JobError {
         found: String,
     },
     /// A run cannot be resumed with other settings: fix the input.
-    #[error("{key} is {saved} in {}, but {found} now: a run cannot change it on resume", checkpoint.display())]
+    #[error(
+        "{key} is {saved} in {}, but {found} now: a run cannot change it on resume; for a new run, name another \
+         `run.dir`", checkpoint.display()
+    )]
     Resume {
         /// The key that changed.
         key: String,

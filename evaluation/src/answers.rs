@@ -1,14 +1,15 @@
-//! The file in which answers wait for a second run.
+//! The file that keeps answers, so that a second run can continue where the first ended.
 //!
-//! Its first line says to what these are answers ([`Header`]): the model, what computes, and the requests of each task. Each other line is an answer:
+//! Its first line says what the answers belong to ([`Header`]): the model, the device, and the
+//! requests of each task. Each other line is an answer:
 //!
 //! ```text
 //! {"task": "piqa", "question": 0, "option": 1, "log_likelihood": -31.25, "greedy": null}
 //! ```
 //!
-//! Contract: lines are appended in the order of the requests as they were asked, each batch in one write, so that the file's bytes depend on what
-//! its first line says and on nothing else. A last line that a kill has cut is dropped when the file is opened again. One process has the file at
-//! a time.
+//! Contract: lines are appended in the order of the requests, each batch in one write, so that the
+//! bytes of the file depend only on its first line. A last line that a kill has cut is dropped when
+//! the file is opened again. One process at a time has the file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -21,18 +22,18 @@ use tidemill_files::lock::{Attempt, Lock};
 use crate::error::{EvaluationError, Result};
 use crate::metrics::Answer;
 
-/// The version of the file's form.
+/// The version of the file format.
 const VERSION: u32 = 1;
 
-/// To what the answers of a file are answers.
+/// What the answers of a file belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// The version of the file's form.
+    /// The version of the file format.
     tidemill_answers: u32,
-    /// What tells the model from others: a hash of its files.
+    /// The identity of the model: a hash of its files.
     pub model: String,
-    /// What computes, as far as it is numerics.
+    /// The kind of device and all else that affects the numbers.
     pub device: String,
     /// The requests of each task.
     pub tasks: Vec<AskedTask>,
@@ -56,7 +57,7 @@ impl Header {
         Self { tidemill_answers: VERSION, model, device, tasks }
     }
 
-    /// What differs from the header of a file, in words.
+    /// The differences from the header of a file, in words.
     fn difference(&self, found: &Self) -> Option<String> {
         let said = |what: &str, found: &str, now: &str| {
             Some(format!("it has answers of {what} {found}, but {what} is {now} now"))
@@ -86,7 +87,7 @@ impl Header {
     }
 }
 
-/// An answer, and to which request.
+/// An answer, and the request that it belongs to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
@@ -109,7 +110,7 @@ impl Line {
     }
 }
 
-/// A file of answers that more are added to.
+/// A file of answers, open for adding more.
 #[derive(Debug)]
 pub struct AnswerFile {
     lock: Lock,
@@ -117,11 +118,11 @@ pub struct AnswerFile {
 }
 
 impl AnswerFile {
-    /// Opens or makes the file, and reads the answers that it has.
+    /// Opens or creates the file, and reads the answers in it.
     ///
     /// # Errors
-    /// A file that another process has, that is none of answers or of answers to other requests, or that cannot be read or
-    /// written.
+    /// A file that another process has open, that holds no answers or answers to other requests, or
+    /// that cannot be read or written.
     pub fn open(path: &Path, header: &Header) -> Result<(Self, Vec<Line>)> {
         let failed = |action| {
             let path = path.to_owned();
@@ -163,7 +164,8 @@ impl AnswerFile {
                 return Err(wrong(difference));
             }
         }
-        // A text without the end of its first line is no file of answers that was cut, unless it could be one.
+        // A text without the end of its first line is a cut file of answers only if it is the
+        // beginning of such a line.
         let text =
             serde_json::to_string(header).map_err(io::Error::from).map_err(failed("writing"))?
                 + "\n";
@@ -189,7 +191,7 @@ impl AnswerFile {
         texts.and_then(|text| self.write(&text)).map_err(|source| self.failed(source))
     }
 
-    /// Keeps all that was added.
+    /// Syncs the file, so that a power cut loses none of the answers.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -206,7 +208,7 @@ impl AnswerFile {
         file.write_all(text.as_bytes())
     }
 
-    /// Leaves only so many bytes, and goes on behind them.
+    /// Truncates the file to this many bytes, and continues behind them.
     fn cut(&self, bytes: u64) -> io::Result<()> {
         let mut file: &File = self.lock.file();
         file.set_len(bytes)?;
@@ -248,7 +250,7 @@ mod tests {
             drop(file);
             assert_eq!(std::fs::read(&path).expect("read"), whole, "{cut}");
         }
-        // The first line too may be cut.
+        // The first line may be cut too.
         std::fs::write(&path, &whole[..9]).expect("written");
         let (file, lines) = AnswerFile::open(&path, &header()).expect("again");
         assert!(lines.is_empty());

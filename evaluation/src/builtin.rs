@@ -1,4 +1,4 @@
-//! The tasks and suites that come with this crate, and how one is found by its name or file.
+//! The tasks and suites that come with this crate, and the lookup of a task by name or file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::error::{EvaluationError, Result};
 use crate::suite::{Entry, Suite};
 use crate::task::{Task, read_text};
 
-/// Files of `tasks/` by their names without the ending.
+/// Files of `tasks/`, by their names without the ending.
 macro_rules! tasks {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("../tasks/", $name, ".toml")))),*] };
 }
@@ -21,16 +21,16 @@ const TASKS: [(&str, &str); 20] = tasks! {
 
 const SUITES: [(&str, &str); 1] = [("foundry", include_str!("../suites/foundry.toml"))];
 
-/// What a name or file stands for.
+/// The task or suite of a name or file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// The tasks, each with the few-shot examples that a suite asks for.
+    /// The tasks, each with the number of few-shot examples that a suite sets.
     pub tasks: Vec<(Task, Option<usize>)>,
-    /// The suite, with the tasks' names in results, and what it is called itself.
+    /// The suite, with the names of its tasks in results, and its own name.
     pub suite: Option<(String, Suite)>,
 }
 
-/// The names of all, for help and errors.
+/// The names of all built-in tasks and suites, for help and errors.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SUITES.iter().chain(&TASKS).map(|(name, _)| *name)
 }
@@ -38,7 +38,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// The task or suite of a name or file.
 ///
 /// # Errors
-/// Neither a name that is built in nor a file, a file that is no task or suite, or a suite of a task without an accuracy.
+/// A name that is neither built in nor a file, a file that is no task or suite, or a suite with a
+/// task without an accuracy.
 pub fn find(name: &str) -> Result<Found> {
     if let Some((name, text)) = SUITES.iter().find(|(own, _)| *own == name) {
         return of_suite(name, Suite::parse(text, name)?, None);
@@ -76,7 +77,7 @@ fn of_suite(own_name: &str, mut suite: Suite, folder: Option<&Path>) -> Result<F
     Ok(Found { tasks, suite: Some((own_name.to_owned(), suite)) })
 }
 
-/// A built-in task, or that of a file, of which a relative path begins at `folder`.
+/// A built-in task, or that of a file; a relative path starts at `folder`.
 fn task(name: &str, folder: Option<&Path>) -> Result<Task> {
     match TASKS.iter().find(|(own, _)| *own == name) {
         Some((name, text)) => Task::parse(name, text, name),

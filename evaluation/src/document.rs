@@ -1,4 +1,4 @@
-//! One question: contexts, continuations, and which of them is right.
+//! One question: contexts, continuations, and the right option.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::template::{Row, kind_of, value};
 /// A row as a task asks about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Where the row stands, for errors.
+    /// The place of the row, for errors.
     pub place: String,
     /// One context, or one for each option.
     contexts: Vec<String>,
@@ -24,8 +24,8 @@ impl Document {
     /// The document of row `index`.
     ///
     /// # Errors
-    /// A row that lacks a column or holds something else in it; fewer than two options; a right option that there is not; a
-    /// continuation that is empty.
+    /// A row without a required column or with another type of value in it; fewer than two options;
+    /// a right option out of range; an empty continuation.
     pub fn new(task: &Task, rows: &Rows, index: usize) -> Result<Self> {
         let place = rows.place(index);
         Self::of_row(task, &rows.rows[index], place.clone())
@@ -46,7 +46,7 @@ impl Document {
         Ok(Self { place, contexts, continuations, gold })
     }
 
-    /// How many options there are; one of language modelling.
+    /// The number of options; 1 for language modelling.
     pub fn options(&self) -> usize {
         self.contexts.len().max(self.continuations.len())
     }
@@ -86,7 +86,7 @@ fn texts(
 }
 
 impl Gold {
-    /// The right option of a row with so many.
+    /// The right option of a row with `options` options.
     fn of(&self, row: &Row, options: usize) -> std::result::Result<usize, String> {
         let column = &self.column;
         let found = value(row, column)?;

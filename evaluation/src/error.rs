@@ -1,4 +1,4 @@
-//! What can be wrong with tasks, their rows and their answers.
+//! Errors in tasks, in their rows and in answers.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, EvaluationError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// A task or suite that is not one: fix its file, or the name.
+    /// A file or name that is not a valid task or suite: fix it.
     #[error("{origin}: {what}")]
     Task {
         /// The file or name.
@@ -28,7 +28,7 @@ pub enum EvaluationError {
         /// What was expected and what was found.
         what: String,
     },
-    /// A source of rows that is missing or not one: fix the task, `--data`, or the file.
+    /// A source of rows that is missing or has another format: fix the task, `--data`, or the file.
     #[error("{origin}: {what}")]
     Source {
         /// The file or URL.
@@ -36,7 +36,7 @@ pub enum EvaluationError {
         /// What was expected and what was found.
         what: String,
     },
-    /// A text that no request can be made of: fix the task, or choose another model.
+    /// A text that cannot be made into a request: fix the task, or choose another model.
     #[error("{place}: {what}")]
     Request {
         /// The task and the row.
@@ -76,19 +76,19 @@ pub enum EvaluationError {
     /// A store that does not answer or refuses.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A tokenizer that cannot do with a text what it is for.
+    /// A tokenizer that fails on a text.
     #[error("{place}")]
     Tokenizer {
         /// The task and the row.
         place: String,
-        /// What the tokenizer says.
+        /// The tokenizer's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl EvaluationError {
-    /// Whether the same call may succeed later: the fault is not the input's.
+    /// Whether the same call may succeed later: the input is not at fault.
     pub fn may_succeed_later(&self) -> bool {
         match self {
             Self::Data(error) => error.may_succeed_later(),

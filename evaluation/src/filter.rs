@@ -1,8 +1,8 @@
-//! What is done to the text of a column before it stands in a prompt.
+//! Filters: functions of a column's text, applied before it enters a prompt.
 
 use std::collections::BTreeMap;
 
-/// White space as Python's `str.strip` takes it: Unicode's, and the four separators of ASCII.
+/// White space as in Python's `str.strip`: Unicode's, and the four separators of ASCII.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -18,30 +18,30 @@ pub enum Filter {
     Uncapitalize,
     /// `drop_last`: without its last character.
     DropLast,
-    /// `before "x"`: what stands before the first x; an error where there is none.
+    /// `before "x"`: the text before the first x; an error if there is none.
     Before(String),
-    /// `after "x"`: what stands after the first x; an error where there is none.
+    /// `after "x"`: the text after the first x; an error if there is none.
     After(String),
-    /// `before_last "x"`: what stands before the last x; empty where there is none.
+    /// `before_last "x"`: the text before the last x; empty if there is none.
     BeforeLast(String),
-    /// `after_last "x"`: what stands after the last x; all where there is none.
+    /// `after_last "x"`: the text after the last x; the whole text if there is none.
     AfterLast(String),
-    /// `wikihow`: the cleaning of HellaSwag's texts: stripped, ` [title]` becomes `. `, what stands in brackets goes, and two
-    /// spaces become one, in one pass.
+    /// `wikihow`: the cleaning of HellaSwag's texts: stripped, ` [title]` becomes `. `, text in
+    /// brackets is removed, and two spaces become one, in one pass.
     Wikihow,
-    /// `look_up "table"`: the word that one of the task's `tables` has for it.
+    /// `look_up "table"`: the entry of the text in one of the task's `tables`.
     LookUp(String),
 }
 
 impl Filter {
-    /// The names of all, for errors.
+    /// The names of all filters, for errors.
     pub const NAMES: &str = "strip, capitalize, uncapitalize, drop_last, before, after, before_last, after_last, \
                              wikihow, look_up";
 
     /// The filter of this name.
     ///
     /// # Errors
-    /// What is wrong: an unknown name, an argument that is missing, or one too many.
+    /// An unknown name, a missing argument, or one too many, in words.
     pub fn parse(name: &str, argument: Option<String>) -> Result<Self, String> {
         let with = |make: fn(String) -> Self| {
             let argument = argument.clone().filter(|argument| !argument.is_empty());
@@ -66,10 +66,9 @@ impl Filter {
         }
     }
 
-    /// What it makes of `text`.
+    /// Applies the filter to `text`.
     ///
-    /// # Errors
-    /// What was not found in the text or the table.
+    /// # Errors What was not found in the text or the table, in words.
     pub fn apply(&self, text: &str, tables: &Tables) -> Result<String, String> {
         let split = |at: &str| {
             text.split_once(at).ok_or_else(|| format!("expected {at:?} in {text:?}, found none"))
@@ -105,7 +104,7 @@ impl Filter {
     }
 }
 
-/// The tables of a task: words for words, by name.
+/// The tables of a task, by name: each maps texts to texts.
 pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
 fn first_changed(
@@ -115,7 +114,8 @@ fn first_changed(
 ) -> String {
     let mut characters = text.chars();
     let head = characters.next().map(first).unwrap_or_default();
-    // In upper case some characters are several, of which all but the first are in lower case again.
+    // The upper case of some characters has several characters; all but the first become lower case
+    // again.
     let mut head = head.chars();
     let leading: String = head.next().into_iter().collect();
     leading + &rest(head.as_str()) + &rest(characters.as_str())
@@ -124,7 +124,7 @@ fn first_changed(
 fn wikihow(text: &str) -> String {
     let text = text.trim_matches(is_space).replace(" [title]", ". ");
     let (mut kept, mut rest) = (String::new(), text.as_str());
-    // What stands between brackets on one line goes; a bracket without its end on that line stays.
+    // Text between brackets on one line is removed; a bracket without its end on that line stays.
     while let Some(open) = rest.find('[') {
         let inside = &rest[open + 1..];
         match inside.find([']', '\n']).filter(|&end| inside[end..].starts_with(']')) {
@@ -183,7 +183,7 @@ mod tests {
             cleaned(" How to [title] Do it. [step] Now  go [substeps] on "),
             "How to. Do it. Now go on"
         );
-        // One pass: of three spaces two are left. A bracket that ends on another line stays.
+        // One pass: three spaces become two. A bracket that ends on another line stays.
         assert_eq!(cleaned("a   b"), "a  b");
         assert_eq!(cleaned("a [b\nc] d [e] f"), "a [b\nc] d f");
         assert_eq!(cleaned("[[x]] y ["), "] y [");

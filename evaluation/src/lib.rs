@@ -1,22 +1,23 @@
-//! Questions with known answers for language models: tasks, requests to a model, and metrics of its answers.
+//! Evaluation of language models on questions with known answers: tasks, requests to a model, and
+//! metrics of its answers.
 //!
 //! ```text
 //! task file -> Task --rows of its source--> documents --few-shot examples--> texts --tokenizer--> requests
-//! requests --a model, which this crate knows nothing of--> answers --metrics--> results --suite--> averages
+//! requests --a model, outside of this crate--> answers --metrics--> results --suite--> averages
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`task`] | a task file: what is asked, of which rows, and what is measured |
-//! | [`builtin`] | the tasks and suites that come with this crate, and how one is found by its name or file |
-//! | [`template`], [`filter`] | texts with columns in them, and what is done to a column's text |
+//! | [`task`] | a task file: the questions, their rows, and the metrics |
+//! | [`builtin`] | the tasks and suites that come with this crate, and the lookup of a task by name or file |
+//! | [`template`], [`filter`] | texts with columns in them, and functions of a column's text |
 //! | [`rows`] | rows of JSON lines or Parquet, from a folder or a store |
-//! | [`document`] | one question: contexts, continuations, and which of them is right |
+//! | [`document`] | one question: contexts, continuations, and the right option |
 //! | [`prompt`] | few-shot examples, and the text before an answer |
-//! | [`tokens`] | texts to the tokens of requests, as lm-eval or LLM Foundry cut them |
+//! | [`tokens`] | texts to the tokens of requests, as lm-eval or LLM Foundry split them |
 //! | [`metrics`] | answers to accuracies, perplexities and their standard errors |
 //! | [`suite`] | weighted averages of tasks above their baselines |
-//! | [`answers`] | the file in which answers wait for a second run |
+//! | [`answers`] | the file that keeps answers, so that a second run can continue |
 //! | [`plan`] | all of it in order: tasks to requests, answers to results |
 //!
 //! Definitions are those of lm-eval (github.com/EleutherAI/lm-evaluation-harness, 0.4) and of LLM Foundry

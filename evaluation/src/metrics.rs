@@ -1,48 +1,51 @@
 //! Answers to accuracies, perplexities and their standard errors.
 //!
-//! Of a question with options, s being an option's sum of log-probabilities over its continuation's tokens:
+//! For a question with options, with s the sum of log-probabilities over the tokens of an option's
+//! continuation:
 //!
 //! ```text
 //! acc = [argmax s = gold]                acc_norm = [argmax s / characters = gold]
 //! acc_bytes = [argmax s / bytes = gold]  acc_tokens = [argmax s / tokens = gold]
 //! ```
 //!
-//! The first of equal options counts. Characters and bytes are those of the choice without the delimiter before it, as in lm-eval; `acc_tokens` is LLM
-//! Foundry's argmin of the mean cross-entropy. Of language modelling, acc is 1 where each token is the likeliest, and
+//! The first of equal options counts. Characters and bytes are those of the choice without the
+//! delimiter before it, as in lm-eval; `acc_tokens` is LLM Foundry's argmin of the mean
+//! cross-entropy. For language modelling, acc is 1 if every token is the most likely one, and
 //! `perplexity = exp(-mean s)` over questions.
 //!
-//! A mean's standard error is the sample's standard deviation (over n - 1) by the square root of n. That of a perplexity p is p times the standard error
-//! of the mean of s (the delta method; lm-eval draws bootstrap samples instead).
+//! A mean's standard error is the sample's standard deviation (over n - 1) divided by the square
+//! root of n. That of a perplexity p is p times the standard error of the mean of s (the delta
+//! method; lm-eval draws bootstrap samples instead).
 
 use crate::document::Document;
 use crate::error::{EvaluationError, Result};
 use crate::task::{Kind, Metric, Task};
 use crate::tokens::Request;
 
-/// What a model answers a request.
+/// A model's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     /// The sum of the log-probabilities of the continuation's tokens, in nats.
     pub log_likelihood: f64,
-    /// Whether each of them is the likeliest token; none where that was not asked.
+    /// Whether each of them is the most likely token; `None` if this was not asked for.
     pub greedy: Option<bool>,
 }
 
 /// A metric over all questions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Which.
+    /// The kind of metric.
     pub metric: Metric,
     /// Its value.
     pub value: f64,
-    /// The standard error; none of a single question.
+    /// The standard error; `None` for a single question.
     pub standard_error: Option<f64>,
 }
 
 /// The metrics of a task. `requests` and `answers` are those of each document's options, in order.
 ///
 /// # Errors
-/// A log-likelihood that is no finite number.
+/// A log-likelihood that is not a finite number.
 pub fn measure(
     task: &Task,
     documents: &[Document],
@@ -83,7 +86,7 @@ pub fn measure(
     Ok(measured.collect())
 }
 
-/// What one question adds to a mean.
+/// The contribution of one question to a mean.
 fn score(
     kind: Kind,
     metric: Metric,

@@ -1,4 +1,4 @@
-//! Tasks to requests, and answers to results: the whole of an evaluation but the model.
+//! Tasks to requests, and answers to results: the whole of an evaluation except the model.
 //!
 //! ```
 //! use tidemill_evaluation::metrics::Answer;
@@ -45,20 +45,21 @@ use crate::rows::Rows;
 use crate::task::{Kind, Task};
 use crate::tokens::{Request, Vocabulary};
 
-/// What holds for all tasks of an evaluation.
+/// Settings for all tasks of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The folder or URL of the sources; default: that of a task's file, and of a built-in task the current folder.
+    /// The folder or URL of the sources; default: the folder of the task's file, and the current
+    /// folder for a built-in task.
     pub data: Option<String>,
-    /// Few-shot examples of every question; default: what a suite or else the task says.
+    /// Few-shot examples of every question; default: as the suite says, else as the task says.
     pub fewshot: Option<usize>,
-    /// Only so many questions of each task, the first ones.
+    /// The most questions of each task; the first ones are taken.
     pub limit: Option<usize>,
-    /// Chooses few-shot examples.
+    /// The seed of the choice of few-shot examples.
     pub seed: u64,
 }
 
-/// A task whose requests are known.
+/// A task with its requests.
 #[derive(Clone, Debug)]
 pub struct PlannedTask {
     task: Task,
@@ -70,10 +71,12 @@ pub struct PlannedTask {
 }
 
 impl PlannedTask {
-    /// Reads the rows of `task` and makes its requests; `shots` is how many few-shot examples a suite asks for.
+    /// Reads the rows of `task` and makes its requests; `shots` is the number of few-shot examples
+    /// that a suite sets.
     ///
     /// # Errors
-    /// Sources that cannot be read, rows that the task cannot use, and texts that no request can be made of.
+    /// Sources that cannot be read, rows that the task cannot use, and texts that cannot be made
+    /// into requests.
     pub fn new(
         task: Task,
         shots: Option<usize>,
@@ -123,7 +126,7 @@ impl PlannedTask {
         &self.task
     }
 
-    /// How many few-shot examples each question has.
+    /// The number of few-shot examples of each question.
     pub fn shots(&self) -> usize {
         self.shots
     }
@@ -138,12 +141,12 @@ impl PlannedTask {
         &self.requests
     }
 
-    /// Whether it matters that each token of a continuation is the likeliest.
+    /// Whether a metric needs to know if each token of a continuation is the most likely one.
     pub fn asks_greedy(&self) -> bool {
         self.task.kind == Kind::LanguageModelling
     }
 
-    /// What tells these requests from all others.
+    /// The identity of these requests: a hash and their number.
     pub fn fingerprint(&self) -> ContentHash {
         let mut hasher = ContentHasher::new();
         hasher.update(&[u8::from(self.asks_greedy())]);
@@ -158,39 +161,36 @@ impl PlannedTask {
         hasher.finish()
     }
 
-    /// The question and the option that request `index` is about.
+    /// The question and the option of request `index`.
     ///
     /// # Panics
-    /// Where there is no such request.
+    /// If there is no such request.
     pub fn asked(&self, index: usize) -> (usize, usize) {
         let question = self.firsts.partition_point(|&first| first <= index) - 1;
         assert!(index < self.requests.len(), "a request of this task");
         (question, index - self.firsts[question])
     }
 
-    /// The request about an option of a question, where there is one.
+    /// The request for an option of a question, if there is one.
     pub fn request_of(&self, question: usize, option: usize) -> Option<usize> {
         let options = self.documents.get(question)?.options();
         (option < options).then(|| self.firsts[question] + option)
     }
 
-    /// The metrics, of an answer to each request.
+    /// The metrics, given an answer to each request.
     ///
-    /// # Errors
-    /// A log-likelihood that is no finite number.
+    /// # Errors A log-likelihood that is not a finite number.
     ///
-    /// # Panics
-    /// Where there are not as many answers as requests.
+    /// # Panics If the number of answers is not that of requests.
     pub fn measure(&self, answers: &[Answer]) -> Result<Vec<Measured>> {
         assert_eq!(answers.len(), self.requests.len(), "an answer to each request");
         measure(&self.task, &self.documents, &self.requests, answers)
     }
 }
 
-/// What `make` makes of each item, in order, on as many threads as there are cores.
+/// The results of `make` for each item, in order, computed on as many threads as there are cores.
 ///
-/// # Errors
-/// The first item's that has one.
+/// # Errors The error of the first item that has one.
 fn of_each<T: Sync, R: Send>(
     items: &[T],
     make: impl Fn(usize, &T) -> Result<R> + Sync,

@@ -2,9 +2,10 @@
 //!
 //! With [`Tokenization::Joint`], as lm-eval: `description`, then `context answer_delimiter answer example_delimiter` for each
 //! example, then the context; `answer_delimiter` begins the continuation. With [`Tokenization::Separate`], as LLM Foundry:
-//! `description` and the examples `context answer_delimiter answer` with `example_delimiter` between them are one part; that
-//! delimiter, the context and `answer_delimiter` are the next, without white space at its end. The contexts of a schema keep theirs:
-//! of what is behind them only the delimiter loses it, and without examples there is none.
+//! `description` and the examples `context answer_delimiter answer` with `example_delimiter`
+//! between them are one part; that delimiter, the context and `answer_delimiter` are the next,
+//! without white space at its end. The contexts of a schema keep their white space at the end: only
+//! the delimiter behind them loses its own, and without examples there is no delimiter.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +18,21 @@ use crate::task::{Kind, Task, Tokenization};
 pub struct Prompt {
     /// The description and the examples.
     pub preamble: String,
-    /// What is asked.
+    /// The question's own part.
     pub context: String,
 }
 
-/// From where a question's examples are drawn.
+/// The rows that a question's examples are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Other rows than those that are asked about.
+    /// Other rows than those of the questions.
     Other,
-    /// The rows that are asked about: a question is no example of its own.
+    /// The rows of the questions: a question is never its own example.
     Same,
 }
 
-/// The rows of a pool of `count` that are the examples of question `question`: a function of the seed and the question alone.
+/// The rows of a pool of `count` that serve as examples of question `question`: a function of the
+/// seed and the question alone.
 ///
 /// # Errors
 /// Fewer rows than examples.
@@ -50,7 +52,7 @@ pub fn examples(
             "expected at most {others} few-shot examples, as many as there are rows, found {shots}"
         ));
     }
-    // The first places of a shuffle (Fisher and Yates), of which only those that moved are held.
+    // The first places of a shuffle (Fisher and Yates); the map holds only the places that changed.
     let (mut moved, mut state) = (BTreeMap::new(), mix(seed ^ mix(question as u64)));
     let drawn = (0..shots).map(|place| {
         state = state.wrapping_add(GOLDEN);
@@ -78,7 +80,7 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Prompt {
-    /// The prompt of an option of `document`, behind `examples`.
+    /// The prompt for an option of `document`, after `examples`.
     pub fn new(task: &Task, examples: &[&Document], document: &Document, option: usize) -> Self {
         let delimiters = &task.delimiters;
         let mut preamble = task.description.clone();
@@ -144,7 +146,7 @@ mod tests {
                 assert!(drawn.len() == 3 && !drawn.contains(&question), "{question} {seed}");
             }
         }
-        // 900 draws of 6 rows: none is left out, and none is drawn much more often than others.
+        // 900 draws of 6 rows: every row is drawn, and none much more often than others.
         assert!(seen.iter().all(|count| (100..200).contains(count)), "{seen:?}");
         let mut all = examples(6, 6, Pool::Other, 2, 0).expect("enough");
         all.sort_unstable();

@@ -1,7 +1,8 @@
 //! Rows of a source: JSON lines, or Parquet of any columns, from a folder or a store.
 //!
-//! A source is named by a path below the data folder, by a path of its own or by a URL. Without the ending `.jsonl` or `.parquet` both are tried,
-//! in that order. Files are read whole: questions are few.
+//! A source is named by a path below the data folder, by a full path or by a URL. Without the
+//! ending `.jsonl` or `.parquet` both are tried, in that order. Files are read whole, as questions
+//! are few.
 
 use std::io;
 use std::path::Path;
@@ -39,7 +40,8 @@ enum Format {
 }
 
 impl Rows {
-    /// Reads the source `file` of the folder or URL `data`. `origin` says where it can be had.
+    /// Reads the source `file` of the folder or URL `data`. `origin` says, for errors, where the
+    /// file can be downloaded.
     ///
     /// # Errors
     /// No such file, one that is neither JSON lines nor Parquet, or a store that refuses.
@@ -56,13 +58,13 @@ impl Rows {
                 return Self::parse(place, bytes, format);
             }
         }
-        let at = origin.map(|origin| format!("; it is had from {origin}")).unwrap_or_default();
+        let at = origin.map(|origin| format!("; download it from {origin}")).unwrap_or_default();
         let what =
             format!("expected {} in this folder, found no such file{at}", names.join(" or "));
         Err(EvaluationError::Source { origin: data.to_owned(), what })
     }
 
-    /// Where a row stands, such as `piqa.jsonl: line 3`.
+    /// The place of a row, such as `piqa.jsonl: line 3`.
     pub fn place(&self, index: usize) -> String {
         let word = match self.format {
             Format::JsonLines => "line",
@@ -84,7 +86,7 @@ impl Rows {
     }
 }
 
-/// The bytes of a file, where there is one, and its place.
+/// The bytes of a file, if it exists, and its place.
 fn fetch(data: &str, name: &str) -> Result<(String, Option<Bytes>)> {
     let location = match Location::parse(name)? {
         url if url.local().is_none() => url,
@@ -140,7 +142,8 @@ fn object(record: &Record) -> Map<String, Value> {
     record.get_column_iter().map(|(name, field)| (name.clone(), json(field))).collect()
 }
 
-/// A field as JSON would have it. What JSON has no form for (bytes, dates) is the field's own text.
+/// A field in the form of JSON. A value that JSON cannot express (bytes, dates) becomes its own
+/// text form.
 fn json(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,
@@ -171,7 +174,7 @@ mod tests {
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
 
-    /// A file of ARC's columns: a text, a list of texts in a group, and a number.
+    /// A file with the columns of ARC: a text, a list of texts in a group, and a number.
     fn parquet_file(path: &Path) {
         let schema = "message row { REQUIRED BYTE_ARRAY question (UTF8); \
              REQUIRED group choices { REQUIRED group text (LIST) { REPEATED group list { \
@@ -225,7 +228,7 @@ mod tests {
         let write =
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let said = wrong("x");
-        assert!(said.ends_with("found no such file; it is had from the moon"), "{said}");
+        assert!(said.ends_with("found no such file; download it from the moon"), "{said}");
         assert!(said.contains("expected x.jsonl or x.parquet in this folder"), "{said}");
         write("x.jsonl", "{}\n[1]\n");
         let said = wrong("x");

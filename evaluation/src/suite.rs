@@ -1,4 +1,4 @@
-//! Averages of tasks above their baselines, as LLM Foundry's gauntlet forms them with equal weights:
+//! Averages of tasks above their baselines, with equal weights, as in LLM Foundry's gauntlet:
 //!
 //! ```text
 //! score(task) = (accuracy - baseline) / (1 - baseline)
@@ -28,7 +28,7 @@ use crate::task::{read_text, toml_error};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
-    /// What the mean of the categories is called.
+    /// The name of the mean of the categories.
     pub average: String,
     /// The categories.
     pub categories: Vec<Category>,
@@ -38,7 +38,7 @@ pub struct Suite {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Category {
-    /// What the mean is called.
+    /// The name of the mean.
     pub name: String,
     /// The tasks.
     pub tasks: Vec<Entry>,
@@ -52,7 +52,7 @@ pub struct Entry {
     pub task: String,
     /// Few-shot examples; default: the task's own.
     pub fewshot: Option<usize>,
-    /// The accuracy of answers by chance, from 0 to less than 1.
+    /// The accuracy of random answers, from 0 to less than 1.
     #[serde(default)]
     pub baseline: f64,
 }
@@ -60,7 +60,7 @@ pub struct Entry {
 /// A mean of scores above baselines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Average {
-    /// Of which category, or of all.
+    /// The name of the category, or that of the mean over all.
     pub name: String,
     /// Its value.
     pub value: f64,
@@ -114,8 +114,8 @@ impl Suite {
         self.categories.iter().flat_map(|category| &category.tasks)
     }
 
-    /// The averages of tasks whose metrics are `measured`, by the names that its entries have: each task counts by its first metric that
-    /// is an accuracy.
+    /// The averages, given `measured`, the metrics of each task by the name of its entry. A task
+    /// counts by its first metric that is an accuracy.
     ///
     /// # Panics
     /// As [`averages`](Self::averages).
@@ -130,10 +130,11 @@ impl Suite {
         self.averages(&accuracies.collect())
     }
 
-    /// The means of the categories and of all, from the accuracy of each task by the name that its entry has.
+    /// The means of the categories and of all, given the accuracy of each task by the name of its
+    /// entry.
     ///
     /// # Panics
-    /// Where a task of an entry has no accuracy: the caller has measured them all.
+    /// If the task of an entry has no accuracy: the caller must have measured all of them.
     pub fn averages(&self, accuracies: &BTreeMap<String, f64>) -> Vec<Average> {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let mut averages: Vec<Average> = self

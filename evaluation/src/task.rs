@@ -1,4 +1,4 @@
-//! A task file: what is asked, of which rows, and what is measured.
+//! A task file: the questions, their rows, and the metrics.
 //!
 //! ```toml
 //! kind = "multiple_choice"                      # multiple_choice | schema | language_modelling
@@ -12,11 +12,11 @@
 //! fewshot = "piqa/train"                        # where few-shot examples come from; default: the same rows
 //! ```
 //!
-//! | kind | a request for | right is |
+//! | kind | a request for | the right answer is |
 //! |---|---|---|
 //! | `multiple_choice` | each choice behind the context | the choice with the best score |
 //! | `schema` | the continuation behind each of `contexts` | the context with the best score |
-//! | `language_modelling` | the continuation behind the context | every token of it the likeliest one (greedy match) |
+//! | `language_modelling` | the continuation behind the context | every token the most likely one (greedy match) |
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ use crate::error::{EvaluationError, Result};
 use crate::filter::{Filter, Tables};
 use crate::template::Template;
 
-/// What is asked.
+/// The kind of question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -35,7 +35,8 @@ pub enum Kind {
     MultipleChoice,
     /// Which of several contexts a continuation follows.
     Schema,
-    /// How likely the continuation of a context is, and whether each of its tokens is the likeliest.
+    /// How likely the continuation of a context is, and whether each of its tokens is the most
+    /// likely one.
     LanguageModelling,
 }
 
@@ -43,10 +44,10 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tokenization {
-    /// As lm-eval: both at once, so that tokens may reach over the border.
+    /// As lm-eval: both at once, so that a token may cross the border.
     #[default]
     Joint,
-    /// As LLM Foundry: each by itself.
+    /// As LLM Foundry: each separately.
     Separate,
 }
 
@@ -54,7 +55,7 @@ pub enum Tokenization {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Accuracy: by the sum of log-probabilities; of language modelling, by greedy match.
+    /// Accuracy: by the sum of log-probabilities; for language modelling, by greedy match.
     Acc,
     /// Accuracy by the sum divided by the characters of the choice.
     AccNorm,
@@ -67,7 +68,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// Whether it is a share of right answers.
+    /// Whether it is a fraction of right answers.
     pub fn is_accuracy(self) -> bool {
         self != Self::Perplexity
     }
@@ -87,25 +88,25 @@ impl Metric {
 /// One template, or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Templates {
-    /// One, which may be a column that holds a list.
+    /// One template, which may be a column that holds a list.
     OfList(Template),
-    /// One for each text.
+    /// One template for each text.
     Each(Vec<Template>),
 }
 
-/// Which rows are asked about.
+/// The rows of the questions.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
     /// A file in the data folder, or a URL; without its ending, `.jsonl` or `.parquet`.
     pub file: String,
-    /// The rows of few-shot examples; default: those of `file`, without the row that is asked about.
+    /// The rows of few-shot examples; default: those of `file`, except the question's own row.
     pub fewshot: Option<String>,
-    /// Where the rows can be had, for people.
+    /// Where a person can get the rows.
     pub origin: Option<String>,
 }
 
-/// What separates parts of a prompt.
+/// The separators between parts of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delimiters {
     /// Between a context and its continuation.
@@ -119,31 +120,31 @@ pub struct Delimiters {
 pub struct Task {
     /// Its name in results.
     pub name: String,
-    /// The folder of its file; none of a built-in task.
+    /// The folder of its file; `None` for a built-in task.
     pub folder: Option<std::path::PathBuf>,
-    /// What is asked.
+    /// The kind of question.
     pub kind: Kind,
     /// The rows.
     pub source: Source,
     /// The text before all others.
     pub description: String,
-    /// What is done to every context and continuation.
+    /// The filters of every context and continuation.
     pub filter: Option<Filter>,
-    /// One context, or as many as there are options.
+    /// One context, or one for each option.
     pub contexts: Templates,
-    /// One continuation, or as many as there are options.
+    /// One continuation, or one for each option.
     pub continuations: Templates,
-    /// The column that names the right option; none where there is one option.
+    /// The column that names the right option; `None` where there is only one option.
     pub gold: Option<Gold>,
-    /// What stands between parts of a prompt.
+    /// The separators between parts of a prompt.
     pub delimiters: Delimiters,
     /// How texts become tokens.
     pub tokenization: Tokenization,
-    /// Few-shot examples, unless the user says how many.
+    /// The number of few-shot examples, unless the user sets it.
     pub fewshot: usize,
-    /// What is measured.
+    /// The metrics.
     pub metrics: Vec<Metric>,
-    /// Words for `look_up`.
+    /// The tables of `look_up`.
     pub tables: Tables,
 }
 
@@ -152,13 +153,14 @@ pub struct Task {
 pub struct Gold {
     /// The column.
     pub column: String,
-    /// The column with the list of labels among which it is; else it is a number.
+    /// The column with the list of labels that contains the right one; if `None`, the column holds
+    /// a number.
     pub labels: Option<String>,
-    /// What the first option is called, where it is a number.
+    /// The number of the first option, where the column holds a number.
     pub first: u64,
 }
 
-/// A task as it stands in a file.
+/// A task in the form of a file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TaskFile {
@@ -194,10 +196,9 @@ enum TemplateTexts {
 }
 
 impl Task {
-    /// Reads a task file. The task is called as the file is.
+    /// Reads a task file. The name of the task is that of the file.
     ///
-    /// # Errors
-    /// A file that cannot be read, or is no task.
+    /// # Errors A file that cannot be read, or is no task.
     pub fn open(path: &Path) -> Result<Self> {
         let text = read_text(path)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -209,7 +210,7 @@ impl Task {
     /// The task in `text`, which errors call `origin`.
     ///
     /// # Errors
-    /// A text that is no task: what is wrong with which key.
+    /// A text that is no task: the error names the key and the fault.
     pub fn parse(name: &str, text: &str, origin: &str) -> Result<Self> {
         let file: TaskFile = toml::from_str(text)
             .map_err(|error| EvaluationError::task(origin, toml_error(text, &error)))?;
@@ -218,7 +219,7 @@ impl Task {
 }
 
 impl TaskFile {
-    /// The rules that join keys.
+    /// The rules that involve several keys.
     fn check(self, name: &str) -> std::result::Result<Task, String> {
         let (kind, gold) = (self.kind, &self.gold);
         let (wanted, unwanted): (&[_], &[_]) = match kind {
@@ -351,7 +352,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
         .map_err(|_| EvaluationError::task(&path.display().to_string(), "expected UTF-8 text"))
 }
 
-/// What is wrong with a TOML text, and on which line.
+/// The fault of a TOML text, and its line.
 pub(crate) fn toml_error(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', " ");
     match error.span().and_then(|span| text.get(..span.start)) {

@@ -32,7 +32,7 @@ impl Template {
     /// Reads a template.
     ///
     /// # Errors
-    /// What is wrong with it: a brace without its other, a column without a name, or a filter that is none.
+    /// The fault, in words: an unmatched brace, a column without a name, or an unknown filter.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut parts, mut plain, mut rest) = (Vec::new(), String::new(), text);
         while let Some(at) = rest.find(['{', '}']) {
@@ -64,7 +64,7 @@ impl Template {
         Ok(Self { parts })
     }
 
-    /// The filters that it calls.
+    /// The filters in the template.
     pub fn filters(&self) -> impl Iterator<Item = &Filter> {
         self.parts.iter().flat_map(|part| match part {
             Part::Text(_) => &[][..],
@@ -74,8 +74,8 @@ impl Template {
 
     /// The text for `row`.
     ///
-    /// # Errors
-    /// What is wrong with the row: a column that is missing or holds no text or number, or a text that a filter refuses.
+    /// # Errors The fault of the row, in words: a column that is missing or holds no text or
+    /// number, or a text that a filter refuses.
     pub fn render(&self, row: &Row, tables: &Tables) -> Result<String, String> {
         let mut text = String::new();
         for part in &self.parts {
@@ -89,7 +89,8 @@ impl Template {
         Ok(text)
     }
 
-    /// The texts for `row`: those of a list where the template is one column that holds one, else one.
+    /// The texts for `row`: those of the list, if the template is a single column that holds one;
+    /// else one text.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -144,10 +145,9 @@ impl Column {
     }
 }
 
-/// What a column or a field of one holds.
+/// The value of a column or of a field of one.
 ///
-/// # Errors
-/// The columns that there are, where it is none of them.
+/// # Errors The existing columns, in words, if it is not one of them.
 pub fn value<'r>(row: &'r Row, path: &str) -> Result<&'r Value, String> {
     let mut names = path.split('.');
     let first = names.next().and_then(|name| row.get(name));
@@ -159,7 +159,7 @@ pub fn value<'r>(row: &'r Row, path: &str) -> Result<&'r Value, String> {
     })
 }
 
-/// What a value is, for errors.
+/// The type of a value, for errors.
 pub(crate) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -171,7 +171,7 @@ pub(crate) fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// Where the brace is that ends a column.
+/// The place of the brace that ends a column.
 fn end_of_column(inside: &str) -> Option<usize> {
     let mut quoted = false;
     inside.char_indices().find_map(|(at, character)| {

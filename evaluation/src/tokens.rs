@@ -1,26 +1,28 @@
 //! Texts to the tokens of requests.
 //!
 //! [`Tokenization::Joint`] is lm-eval's `_encode_pair`: white space at the end of the context moves to the continuation;
-//! `whole = encode(context + continuation)`, and what is behind as many tokens as `encode(context)` has is the continuation's.
-//! Of an empty context the prefix token takes the place, unless the continuation begins with it.
+//! `whole = encode(context + continuation)`; the first tokens of it, as many as `encode(context)`
+//! has, are the context's, the rest the continuation's. The prefix token takes the place of an
+//! empty context, unless the continuation begins with it.
 //!
-//! [`Tokenization::Separate`] is LLM Foundry's: the preamble with special tokens, less an end of sequence behind it; the context; and
-//! the continuation, with a space before it where the tokenizer has a token for `" a"`.
+//! [`Tokenization::Separate`] is LLM Foundry's: the preamble with special tokens, without an end of
+//! sequence behind it; the context; and the continuation, with a space before it if the tokenizer
+//! has a token for `" a"`.
 //!
-//! What is longer than the model can take loses tokens on the left.
+//! A text that is longer than the model can take loses tokens on the left.
 
 use crate::error::{EvaluationError, Result};
 use crate::filter::is_space;
 use crate::prompt::Prompt;
 use crate::task::{Delimiters, Tokenization};
 
-/// What a tokenizer says when it fails.
+/// The error of a tokenizer.
 pub type EncodeError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Whether a tokenizer adds the tokens that it puts around a text.
+/// Whether a tokenizer adds its special tokens around a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// As its own settings say, such as a token for the beginning.
+    /// As the tokenizer's own settings say, such as a token for the beginning.
     Added,
     /// None.
     LeftOut,
@@ -31,7 +33,7 @@ pub trait Encode: Sync {
     /// The tokens of `text`.
     ///
     /// # Errors
-    /// What the tokenizer says when it fails.
+    /// The tokenizer's error.
     fn encode(
         &self,
         text: &str,
@@ -39,32 +41,33 @@ pub trait Encode: Sync {
     ) -> std::result::Result<Vec<u32>, EncodeError>;
 }
 
-/// What requests have to know of a model.
+/// The properties of a model that requests depend on.
 #[derive(Clone, Copy)]
 pub struct Vocabulary<'a> {
     /// Its tokenizer.
     pub tokenizer: &'a dyn Encode,
-    /// The token that stands for an empty context, and its text: the beginning of a sequence, else its end.
+    /// The token that stands for an empty context, and its text: the beginning of a sequence, else
+    /// its end.
     pub prefix: Option<(u32, &'a str)>,
     /// The token that ends a sequence.
     pub end: Option<u32>,
-    /// The most tokens that the model can read; none where there is no bound.
+    /// The most tokens that the model can read; `None` if there is no limit.
     pub positions: Option<usize>,
 }
 
-/// Tokens of which the model is asked how likely the last ones are.
+/// A request: tokens, of which the model scores the last ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Context and continuation.
     pub tokens: Vec<u32>,
-    /// Where the continuation begins; at least 1.
+    /// The index of the continuation's first token; at least 1.
     pub first: usize,
-    /// How many tokens of the context were left out.
+    /// The number of tokens of the context that were left out.
     pub left_out: usize,
 }
 
 impl Request {
-    /// How many tokens the continuation has.
+    /// The number of tokens of the continuation.
     pub fn continuation_tokens(&self) -> usize {
         self.tokens.len() - self.first
     }
@@ -74,8 +77,8 @@ impl Vocabulary<'_> {
     /// The request for `continuation` behind `prompt`; errors name `place`.
     ///
     /// # Errors
-    /// A tokenizer that fails; a continuation without tokens, or longer than the model can take; an empty context where there
-    /// is no prefix token.
+    /// A tokenizer that fails; a continuation without tokens, or longer than the model can take; an
+    /// empty context without a prefix token.
     pub fn request(
         &self,
         tokenization: Tokenization,
@@ -148,7 +151,8 @@ impl Vocabulary<'_> {
         Ok([context, encode(&format!("{space}{continuation}"))?])
     }
 
-    /// Leaves out what is too long on the left. The last token is read by no model, which lm-eval counts in and LLM Foundry does not.
+    /// Drops tokens on the left if there are too many. The model never reads the last token;
+    /// lm-eval counts it all the same, LLM Foundry does not.
     fn within_positions(
         &self,
         tokenization: Tokenization,
@@ -179,7 +183,8 @@ impl Vocabulary<'_> {
 mod tests {
     use super::*;
 
-    /// Letters of a byte each, and a token (1000) for every "ab", which may lie across a border; `<` begins a text.
+    /// A token for each byte, and a token (1000) for every "ab", which may cross a border; `<`
+    /// begins a text.
     struct Bytes;
 
     const BEGIN: u32 = b'<' as u32;
@@ -236,7 +241,7 @@ mod tests {
     fn both_at_once_may_share_a_token_at_the_border() {
         let joint =
             |texts| request(vocabulary(None), Tokenization::Joint, texts).expect("a request");
-        // The spaces at the end of the context are the continuation's: "x" | "  ", then " ab".
+        // The spaces at the end of the context belong to the continuation: "x" | "  ", then " ab".
         let asked = joint(["p", "x  ", "bb"]);
         assert_eq!(
             split(&asked),
@@ -247,7 +252,7 @@ mod tests {
         );
         // " a" is one token across the delimiter.
         assert_eq!(split(&joint(["", "x", "ac"])).1, [1000, byte(b'c')]);
-        // A text that begins with the prefix gets no second one.
+        // A text that begins with the prefix token gets no second one.
         assert_eq!(split(&joint(["", "<x", "y"])).0, [BEGIN, byte(b'x')]);
     }
 
@@ -271,7 +276,8 @@ mod tests {
         let separate =
             |texts| request(vocabulary(None), Tokenization::Separate, texts).expect("a request");
         let asked = separate(["q>", "xa", "b"]);
-        // The end of a sequence behind the preamble goes; " a" is a token, so the answer gets a space.
+        // The end of a sequence behind the preamble is removed; " a" is a token, so the answer gets
+        // a space.
         assert_eq!(
             split(&asked),
             (&[BEGIN, byte(b'q'), byte(b'x'), byte(b'a')][..], &[byte(b' '), byte(b'b')][..])

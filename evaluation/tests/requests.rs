@@ -1,6 +1,8 @@
-//! What built-in tasks ask, to the character, as lm-eval (0.4) and LLM Foundry (its in-context learning tasks) ask it.
+//! The requests of built-in tasks, to the character, against lm-eval (0.4) and LLM Foundry (its
+//! in-context learning tasks).
 //!
-//! Seen red: with a delimiter more, with examples behind the question, and with a metric by bytes in place of characters.
+//! Seen red: with an extra delimiter, with examples behind the question, and with a metric by bytes
+//! in place of characters.
 
 use serde_json::{Value, json};
 use tidemill_evaluation::builtin::find;
@@ -59,7 +61,7 @@ fn asked(planned: &PlannedTask) -> Vec<[String; 2]> {
     planned.requests().iter().map(split).collect()
 }
 
-/// The requests of one row, and the option that is right.
+/// The requests of one row, and the right option.
 fn of_row(task: &str, row: Value) -> (Vec<[String; 2]>, usize) {
     let planned = planned(task, &[row], &[], 0);
     (asked(&planned), planned.documents()[0].gold)
@@ -130,7 +132,7 @@ fn examples_stand_before_the_question() {
     let of = |option: &str| [format!("is y here\n\nas {option}"), " is.".to_owned()];
     assert_eq!(asked(&schema), [of("x"), of("y")]);
 
-    // Of the questions themselves none is an example of its own.
+    // Where examples come from the questions, none is its own example.
     let rows: Vec<Value> = (0..4)
         .map(|index| json!({ "query": format!("q{index}"), "choices": ["a", "b"], "gold": index % 2 }))
         .collect();
@@ -146,11 +148,11 @@ fn examples_stand_before_the_question() {
 fn tasks_of_llm_foundry_ask_to_the_character() {
     let row = |query: &str, gold: u32| json!({ "query": query, "choices": [" sun", "moon"], "gold": gold });
     let asked_of = |task, rows: &[Value], shots| asked(&planned(task, rows, &[], shots));
-    // A byte is a token, so " a" is none, and no continuation needs a space.
+    // A byte is a token, so " a" is not a single one, and no continuation needs a space.
     let alone = asked_of("foundry/piqa", &[row("Question: what shines?\n", 0)], 0);
     assert_eq!(alone, pairs("Question: what shines?\nAnswer:", &[" sun", "moon"]));
     let two = asked_of("foundry/arc_easy", &[row("Q", 1), row("E", 0)], 1);
-    // White space around a choice stays: only texts of their own lose it, not those of a list.
+    // White space around a choice stays: single texts are stripped, those of a list are not.
     assert_eq!(two[..2], pairs("E\nAnswer:  sun\nQ\nAnswer:", &[" sun", "moon"]));
     assert_eq!(two[2..], pairs("Q\nAnswer: moon\nE\nAnswer:", &[" sun", "moon"]));
 
@@ -174,7 +176,7 @@ fn metrics_follow_from_answers() {
         source = { file = "x" }
     "#;
     let task = Task::parse("x", task, "x.toml").expect("a task");
-    // In characters 2 and 3, in bytes 4 and 3, in tokens (with the delimiter) 5 and 4.
+    // Lengths: 2 and 3 characters, 4 and 3 bytes, 5 and 4 tokens (with the delimiter).
     let row = json!({ "q": "?", "a": ["éé", "abc"], "g": 0 });
     let rows = [row.clone(), row.clone(), row.clone(), row];
     let planned = plan(task, &rows, &[], 0).expect("a plan");

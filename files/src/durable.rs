@@ -1,7 +1,7 @@
-//! Files that are there after a power cut, wholly or not at all.
+//! Durable files: after a power cut, a file is complete or absent.
 //!
-//! A file system may keep what was written last and lose what was written before: what a file relies
-//! on is synced before the file gets its name, and a name is kept once the folder that it stands in
+//! A file system may keep the last write and lose an earlier one. So the data that a file relies on
+//! is synced before the file gets its name, and a name is durable once the folder that contains it
 //! is synced.
 
 use std::{
@@ -11,21 +11,19 @@ use std::{
     path::Path,
 };
 
-/// Writes a new file whose bytes are kept; its name is once the folder is synced.
+/// Writes a new file with durable bytes; its name is durable once the folder is synced.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
 
-/// Puts `bytes` in the place of the file `path`. Whatever happens, it has either these or those from
-/// before.
+/// Replaces the file `path` by one with `bytes`. After a failure at any point the file has either
+/// these bytes or the old ones.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut aside = OsString::from(path);
     aside.push(".partial");
@@ -34,19 +32,17 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Keeps the bytes of a file that others wrote.
+/// Makes the bytes of a file durable that other code wrote.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn sync(path: &Path) -> io::Result<()> {
-    // Not every system syncs what is open for reading alone.
+    // Not every system syncs a file that is open for reading only.
     OpenOptions::new().append(true).open(path)?.sync_all()
 }
 
-/// As [`sync`]; a file that is not there has no bytes to be kept.
+/// As [`sync`]; a file that does not exist needs no sync.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn sync_if_there(path: &Path) -> io::Result<()> {
     match sync(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -54,31 +50,28 @@ pub fn sync_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Keeps the names in a folder; only Unix lets a folder be opened for that.
+/// Makes the names in a folder durable; only Unix lets a folder be opened for that.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
-/// Keeps the name of a file or folder.
+/// Makes the name of a file or folder durable.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
-        // Of a relative name of one part.
+        // The parent of a relative path of one part.
         Some(parent) if parent.as_os_str().is_empty() => sync_folder(Path::new(".")),
         Some(parent) => sync_folder(parent),
         None => Ok(()),
     }
 }
 
-/// Makes a folder, and those above it, where there is none. The names of those that it makes are kept.
+/// Creates a folder, and missing folders above it, and makes their names durable.
 ///
-/// # Errors
-/// What the operating system says.
+/// # Errors The error of the operating system.
 pub fn make_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -88,7 +81,7 @@ pub fn make_folders(path: &Path) -> io::Result<()> {
             path.parent().map_or(Err(error), make_folders)?;
             return make_folders(path);
         }
-        // Another has just made it.
+        // Another process has just created it.
         Err(error) if error.kind() != ErrorKind::AlreadyExists || !path.is_dir() => {
             return Err(error);
         }

@@ -1,11 +1,11 @@
-//! Files: those of others read with care, our own written to stay.
+//! Files: careful reads of files from others, durable writes of our own.
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
-//! | [`mod@read`] | files that others made: opened without waiting, and read with a bound |
-//! | [`durable`] | files that are there after a power cut, wholly or not at all |
-//! | [`lock`] | files by which a process holds something, on NFS too |
-//! | [`scratch`] | folders in the making, of which a kill leaves nothing that stays |
+//! | [`mod@read`] | files that others made: opened without blocking, and read up to a limit |
+//! | [`durable`] | files that are complete or absent after a power cut |
+//! | [`lock`] | locks on files that end with the process, on NFS too |
+//! | [`scratch`] | temporary folders, removed after a kill too |
 
 #![forbid(unsafe_code)]
 

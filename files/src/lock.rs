@@ -1,8 +1,9 @@
-//! Files by which a process holds something: locked, which the kernel ends with the process.
+//! Locks on files: a process holds something by locking a file, and the kernel ends the lock with
+//! the process.
 //!
-//! They are opened for writing, as NFS grants a lock that excludes all others to nothing else, and
-//! none to a folder. Such a lock is of the file, so it is lost with the file's name:
-//! [`Lock::is_in_place`] says whether the file still has it.
+//! The file is opened for writing, because NFS grants an exclusive lock only on such a file, and
+//! never on a folder. The lock belongs to the file and not to its name: if the file is renamed or
+//! removed, the name is free again. [`Lock::is_in_place`] says whether the file still has its name.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions, TryLockError},
@@ -10,38 +11,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that this process has locked, until it is dropped.
+/// A file that this process has locked, until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
     file: File,
 }
 
-/// What came of an attempt to lock a file.
+/// The result of an attempt to lock a file.
 #[derive(Debug)]
 pub enum Attempt {
-    /// It is locked now.
+    /// This process has the lock.
     Taken(Lock),
-    /// Another holds it; this is the file.
+    /// Another process has the lock on this file.
     Held(File),
-    /// It was removed or replaced while it was being locked.
+    /// The file was removed or replaced during the attempt.
     Gone,
 }
 
 impl Lock {
-    /// Makes the file where there is none, and locks it unless another holds it.
+    /// Creates the file if it is missing, and locks it unless another process has it.
     ///
-    /// # Errors
-    /// What the operating system says, such as that a file system has no locks.
+    /// # Errors The error of the operating system, such as that a file system has no locks.
     pub fn attempt(path: &Path) -> io::Result<Attempt> {
         let mut options = OpenOptions::new();
         Self::of(path, options.create(true).truncate(false).read(true).write(true).open(path)?)
     }
 
-    /// As [`attempt`](Self::attempt) of a file that is there.
+    /// As [`attempt`](Self::attempt), for an existing file.
     ///
     /// # Errors
-    /// As [`attempt`](Self::attempt), and a file that is not there.
+    /// As [`attempt`](Self::attempt), and a file that does not exist.
     pub fn attempt_existing(path: &Path) -> io::Result<Attempt> {
         Self::of(path, OpenOptions::new().read(true).write(true).open(path)?)
     }
@@ -60,7 +60,7 @@ impl Lock {
     /// Whether the file still has its name.
     ///
     /// # Errors
-    /// A folder that cannot be looked at.
+    /// A folder that cannot be read.
     pub fn is_in_place(&self) -> io::Result<bool> {
         match fs::metadata(&self.path) {
             Ok(there) => Ok(is_same_file(&there, &self.file.metadata()?)),
@@ -78,20 +78,20 @@ impl Lock {
         &self.file
     }
 
-    /// Where the file was when it was locked.
+    /// The path of the file when it was locked.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Whether two looks were at the same file, one of them at a file that is still open.
+/// Whether two results of `stat` describe the same file, one of them a file that is still open.
 #[cfg(unix)]
 pub fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Whether two looks were at the same file, as far as that can be told.
+/// Whether two results of `stat` describe the same file, as far as they can tell.
 #[cfg(not(unix))]
 pub fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
     one.len() == other.len() && one.modified().ok() == other.modified().ok()
@@ -123,7 +123,7 @@ mod tests {
         taken(Lock::attempt_existing(&path).unwrap());
     }
 
-    /// NFS grants a lock that excludes others only to a file that is open for writing.
+    /// NFS grants an exclusive lock only on a file that is open for writing.
     #[test]
     fn what_is_locked_is_open_for_writing() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,17 +1,18 @@
-//! Files that others made: opened without waiting, and read with a bound.
+//! Files that others made: opened without blocking, and read up to a limit.
 //!
 //! A data set, a model or a checkpoint may come from anywhere, and with it files that are not what
-//! their names say: a pipe that never ends, a link to a device, a config of five gigabytes.
+//! their names suggest: a pipe that never ends, a link to a device, a config of five gigabytes.
 //!
 //! - [`open`] opens a regular file, and refuses everything else before it could block;
-//! - [`read`] reads a whole file that has at most as many bytes as its [`Kind`] may have.
+//! - [`read`] reads a whole file, if it has at most the bytes that its [`Kind`] allows.
 //!
-//! [`Kind`] is the one place that says how large each kind of file may be, on disk and in a store
-//! ([`Kind::of_name`]). The bounds leave room for files many times larger than any known one: they
-//! are there for memory, not for taste.
+//! [`Kind`] is the one place that sets the limit of each kind of file, on disk and in a store
+//! ([`Kind::of_name`]). The limits leave room for files many times larger than any known one: they
+//! protect memory.
 //!
-//! Contract: errors are [`io::Error`]s of kind [`InvalidData`](io::ErrorKind::InvalidData) where the
-//! file itself is at fault, with a [`Refused`] inside that says what was found and what was expected.
+//! Contract: errors are [`io::Error`]s of kind [`InvalidData`](io::ErrorKind::InvalidData) if the
+//! file itself is at fault, with a [`Refused`] inside that says what was found and what was
+//! expected.
 
 use std::{
     fs::{self, File, FileType, OpenOptions},
@@ -19,13 +20,13 @@ use std::{
     path::Path,
 };
 
-/// Kinds of files that are read whole.
+/// Kinds of files that are read whole, each with a limit on its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
     /// `index.json` of a data set, of this project or of MosaicML: a million shards take 250 MB.
     Index,
-    /// `config.json` of a model and what stands beside a tokenizer: a few kilobytes.
+    /// `config.json` of a model and the files of its tokenizer: a few kilobytes.
     Config,
     /// `model.safetensors.index.json`: a hundred bytes a tensor.
     TensorIndex,
@@ -35,14 +36,14 @@ pub enum Kind {
     Tokenizer,
     /// `RUN.toml`: a few kilobytes.
     RunConfig,
-    /// The hosts of a cluster, a line each.
+    /// The hosts of a cluster, one a line.
     Hosts,
-    /// Any other.
+    /// Any other file.
     Other,
 }
 
 impl Kind {
-    /// Most bytes that such a file may have.
+    /// The most bytes of such a file.
     pub const fn most_bytes(self) -> u64 {
         match self {
             Kind::RunConfig | Kind::Hosts => 1 << 20,
@@ -53,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// The kind of a file of this name; folders before it do not matter.
+    /// The kind of a file with this name; folders before the name do not matter.
     pub fn of_name(name: &str) -> Kind {
         match name.rsplit('/').next().unwrap_or(name) {
             "index.json" => Kind::Index,
@@ -65,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// What an error calls it.
+    /// Its name in errors.
     fn called(self) -> &'static str {
         match self {
             Kind::Index => "an index",
@@ -79,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// Whether such a file may have so many bytes.
+    /// Checks the size of such a file.
     ///
     /// # Errors
     /// [`Refused::TooLarge`].
@@ -91,22 +92,22 @@ impl Kind {
     }
 }
 
-/// Why a file is not read.
+/// Why a file is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
     /// It is a pipe, a device or a folder.
     #[error("it is {found}, expected a regular file")]
     NotAFile {
-        /// What it is.
+        /// Its type.
         found: &'static str,
     },
-    /// It has more bytes than its kind may have.
+    /// It has more bytes than its kind allows.
     #[error("it has {found} bytes, expected at most {most} for {called}", most = .kind.most_bytes(), called = .kind.called())]
     TooLarge {
-        /// Bytes that it has; of a file that grows while it is read, so many at least.
+        /// Its bytes; for a file that grows while it is read, a lower bound.
         found: u64,
-        /// What it should be.
+        /// The kind of file that was expected.
         kind: Kind,
     },
 }
@@ -117,19 +118,19 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// Opens a regular file to be read.
+/// Opens a regular file for reading.
 ///
-/// # Errors
-/// [`Refused::NotAFile`] at once for everything else, also where opening it would wait (a pipe that
-/// has no writer); else what the operating system says.
+/// # Errors [`Refused::NotAFile`] at once for everything else, also where opening it would block (a
+/// pipe without a writer); else the error of the operating system.
 pub fn open(path: &Path) -> io::Result<File> {
-    // A socket cannot be opened at all, and opening a device may do something.
+    // A socket cannot be opened at all, and opening a device may have an effect.
     check_type(fs::metadata(path)?.file_type())?;
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     {
-        // Another may have put a pipe in its place since. Of a regular file the flag changes nothing.
+        // Another process may have put a pipe in its place since. For a regular file the flag
+        // changes nothing.
         use std::os::unix::fs::OpenOptionsExt;
         options.custom_flags(libc::O_NONBLOCK);
     }
@@ -141,7 +142,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Reads a whole file of a kind.
 ///
 /// # Errors
-/// As [`open`], and [`Refused::TooLarge`] before more is read than its kind may have.
+/// As [`open`], and [`Refused::TooLarge`] before more is read than the kind allows.
 pub fn read(path: &Path, kind: Kind) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let bytes = file.metadata()?.len();
@@ -149,7 +150,7 @@ pub fn read(path: &Path, kind: Kind) -> io::Result<Vec<u8>> {
     read_at_most(file, bytes, kind)
 }
 
-/// All that is left to read, expected to be so many bytes.
+/// Reads the rest, given the expected number of bytes.
 fn read_at_most(file: impl Read, expected_bytes: u64, kind: Kind) -> io::Result<Vec<u8>> {
     let mut content = Vec::with_capacity(usize::try_from(expected_bytes).unwrap_or(0));
     // One byte more than allowed tells a file that is too long from one that just fits.

@@ -1,8 +1,9 @@
-//! Folders in the making, of which a kill leaves nothing that stays.
+//! Temporary folders, removed after a kill too.
 //!
-//! Beside each stands a file `<name>.lock`, which is made before it, removed after it, and locked as
-//! long as its process lives: the next one that makes such a folder removes those whose file no process
-//! has locked. On file systems without locks what a kill left stays.
+//! Beside each folder stands a file `<name>.lock`, which is created before the folder, removed
+//! after it, and locked as long as its process lives. The next process that creates such a folder
+//! removes the folders whose file is not locked. On file systems without locks, folders of killed
+//! processes stay.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -14,27 +15,27 @@ use std::{
 
 use crate::lock::{Attempt, Lock};
 
-/// What the name of the file beside a folder ends in.
+/// The ending of the name of the lock file.
 const LOCK_SUFFIX: &str = ".lock";
 
-/// A folder that is removed when this is dropped, or later where the process was killed.
+/// A folder that is removed when this is dropped, or later if the process was killed.
 #[derive(Debug)]
 pub struct ScratchFolder {
     path: PathBuf,
     lock_path: PathBuf,
-    /// None where files cannot be locked.
+    /// `None` where files cannot be locked.
     _lock: Option<Lock>,
 }
 
 impl ScratchFolder {
-    /// Makes a folder in `parent` whose name begins with `prefix`, and removes those of that prefix
-    /// that killed processes left.
+    /// Creates a folder in `parent` whose name begins with `prefix`, and removes those with that
+    /// prefix that killed processes left.
     ///
     /// # Errors
-    /// A folder or file that cannot be made.
+    /// A folder or file that cannot be created.
     pub fn new_in(parent: &Path, prefix: &OsStr) -> io::Result<Self> {
         remove_dead(parent, prefix);
-        // Process numbers come again, in a container at once: the name must also be free.
+        // Process numbers are reused, in containers even at once: the name must also be free.
         for attempt in 0_u64.. {
             let mut name = prefix.to_owned();
             name.push(format!("{}-{attempt}", process::id()));
@@ -45,7 +46,7 @@ impl ScratchFolder {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another may take it for a dead one's, before it is locked.
+            // Before it is locked, another process may take it for that of a killed one.
             let lock = match Lock::attempt_existing(&lock_path) {
                 Ok(Attempt::Taken(lock)) => Some(lock),
                 Ok(Attempt::Held(_) | Attempt::Gone) => continue,
@@ -65,24 +66,23 @@ impl ScratchFolder {
         unreachable!("there are more numbers than files")
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it another name, in place of an empty folder or of none, under which it stays.
+    /// Renames the folder, to a free name or that of an empty folder. It stays under the new name.
     ///
-    /// # Errors
-    /// What the operating system says, with the folder, which is as it was.
+    /// # Errors The error of the operating system, with the folder, which is unchanged.
     pub fn rename(self, to: &Path) -> Result<(), (io::Error, Self)> {
-        // What is dropped finds no folder to remove, only its lock.
+        // The drop finds no folder to remove any more, only its lock file.
         fs::rename(&self.path, to).map_err(|error| (error, self))
     }
 }
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        // What cannot be removed now, the next one removes.
+        // The next process removes a folder that cannot be removed now.
         if !self.path.exists() || fs::remove_dir_all(&self.path).is_ok() {
             let _ = fs::remove_file(&self.lock_path);
         }
@@ -95,8 +95,8 @@ fn lock_path(folder: &Path) -> PathBuf {
     name.into()
 }
 
-/// Removes the folders in `parent` whose name begins with `prefix` and that killed processes left. One that cannot be
-/// removed stays, and is in no other's way.
+/// Removes the folders in `parent` whose name begins with `prefix` and that killed processes left.
+/// A folder that cannot be removed stays, and harms no other.
 pub fn remove_dead(parent: &Path, prefix: &OsStr) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
@@ -139,7 +139,7 @@ mod tests {
             fs::write(folder.join("model.safetensors"), "x").unwrap();
             fs::write(lock_path(folder), "").unwrap();
         }
-        // Killed before it made its folder.
+        // A process that was killed before it created its folder.
         fs::write(parent.path().join("copy-2-0.lock"), "").unwrap();
         let first = ScratchFolder::new_in(parent.path(), OsStr::new("copy-")).unwrap();
         fs::write(first.path().join("file"), "x").unwrap();

@@ -1,16 +1,17 @@
-// What the kernels of attention share: which keys a query sees, and how tiles of rows come into shared memory.
+// Common parts of the attention kernels: which keys a query attends to, and how tiles of rows are loaded into shared
+// memory.
 //
-// A block has ROWS rows of one head of one sample, a warp 16 of them, and walks tiles of the other side's rows, which begin at
-// whole multiples of their size from the sample's first position. A row's bits follow from what it sees alone: a masked
-// score adds exactly 0 to its sums, and a number that is not finite does not get into them through a product with that 0
-// (clear_not_finite).
+// A block has ROWS rows of one head of one sample, a warp 16 of them. It walks tiles of the other side's rows, which
+// begin at whole multiples of their size from the sample's first position. A row's bits depend only on the keys that it
+// attends to: a masked score adds exactly 0 to its sums, and numbers that are not finite are cleared first, as their
+// product with that 0 would not be 0 (clear_not_finite).
 #pragma once
 
 constexpr u32 WARPS = 4;
 constexpr u32 THREADS = WARPS * WARP;
 constexpr u32 ROWS = WARPS * TILE;
 
-// What forward and backward read.
+// The inputs that forward and backward share.
 struct AttentionInputs {
     const activation* q;  // [b t, h p], as k and v
     const activation* k;
@@ -27,23 +28,24 @@ struct AttentionInputs {
     u32 keys;       // of a sample
     u32 heads;
     u32 width;   // p
-    u32 window;  // the most positions that a query sees
+    u32 window;  // the most positions that a query attends to
     u32 tiles;   // of ROWS rows in a sample
     float scale;
     u32 wide;  // whether rows are loaded 16 bytes at a time
     u32 group;  // heads of queries that share one of keys and values
     u32 unused;
 
-    // The head of keys and values that a head of queries reads.
+    // The head of keys and values that belongs to a head of queries.
     __device__ __forceinline__ u32 shared_head(u32 head) const { return head / group; }
 };
 
-// The rows of keys or values that are in shared memory at once.
+// The number of rows of keys or values that are in shared memory at once.
 template <u32 P>
 constexpr u32 KEYS = P * sizeof(activation) <= 256 ? 64 : 16384 / (P * sizeof(activation));
 
-// Where a block's own rows, of MATRICES matrices, wait to be left factors again and again. AMD's compute units have 64 KiB of
-// shared memory, all of which tiles of the other side would like, and registers enough for what a lane reads of these rows.
+// Where the rows of a block, for MATRICES matrices, are kept while they serve as left factors again and again. AMD's
+// compute units have 64 KiB of shared memory, which tiles of the other side need, and enough registers for a lane's
+// part of these rows.
 enum class Own { IN_SHARED, IN_REGISTERS, IN_GLOBAL };
 template <u32 P, u32 MATRICES>
 constexpr Own OWN = WARP == 64 ? (MATRICES * P * sizeof(activation) <= 1024 ? Own::IN_REGISTERS : Own::IN_GLOBAL)
@@ -53,7 +55,8 @@ constexpr u32 OWN_SHARED_BYTES = OWN<P, MATRICES> == Own::IN_SHARED ? MATRICES *
 
 constexpr u32 NO_POSITION = 0xffffffffu;
 
-// The head and the sample of a block, and its tile of rows. Long walks come first, so that none is begun last.
+// The head and the sample of a block, and its tile of rows. Long walks come first, so that no block begins one at the
+// end.
 struct BlockPlace {
     u32 head;
     u32 sample;
@@ -70,15 +73,15 @@ struct BlockPlace {
     }
 };
 
-// The keys that a query sees: from `first` to `last`.
-struct Sight {
+// The keys that a query attends to: from `first` to `last`.
+struct MaskRange {
     u32 first;
     u32 last;
 
     __device__ __forceinline__ bool holds(u32 key) const { return key >= first && key <= last; }
 };
 
-DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 past) {
+DEVICE MaskRange mask_range_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 past) {
     const u32 position = past + query;
     u32 first = position >= inputs.window ? position - inputs.window + 1 : 0;
     if (inputs.starts) {
@@ -88,58 +91,59 @@ DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 
     return {first, position};
 }
 
-// What the lane's rows see, of the warp's that begin at `first`. Rows past the last see what that sees.
-DEVICE void sights_of_rows(const AttentionInputs& inputs, u32 sample, u32 first,
-                           Sight (&sight)[HELD_ROWS]) {
+// The keys of the lane's rows, where the warp's rows begin at `first`. Rows past the last get the keys of the last.
+DEVICE void mask_ranges_of_rows(const AttentionInputs& inputs, u32 sample, u32 first,
+                                MaskRange (&range)[HELD_ROWS]) {
     const u32 past = inputs.past ? inputs.past[sample] : 0;
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
         const u32 query = min(first + tile_row(slot), inputs.positions - 1);
-        sight[slot] = sight_of(inputs, sample, query, past);
+        range[slot] = mask_range_of(inputs, sample, query, past);
     }
 }
-DEVICE void sights_of_rows(const AttentionInputs& inputs, Sight (&sight)[HELD_ROWS]) {
+DEVICE void mask_ranges_of_rows(const AttentionInputs& inputs, MaskRange (&range)[HELD_ROWS]) {
     const BlockPlace block(inputs, true);
     const u32 first = block.tile * ROWS + threadIdx.x / WARP * TILE;
-    sights_of_rows(inputs, block.sample, first, sight);
+    mask_ranges_of_rows(inputs, block.sample, first, range);
 }
 
-// What the rows of a warp or a block see together.
-struct CommonSight {
-    Sight all;   // what every row sees, if first is not after last
-    Sight some;  // what at least one sees
+// The keys of all rows of a warp or a block together.
+struct CommonMaskRange {
+    MaskRange all;   // keys that every row attends to, if first is not after last
+    MaskRange some;  // keys that at least one row attends to
 
-    enum Share { NONE, SOME, ALL };
+    enum Coverage { NONE, PARTIAL, FULL };
 
-    // How much of the keys `first .. first + count` the rows see: NONE only where these come later than all that is seen.
-    __device__ __forceinline__ Share share(u32 first, u32 count) const {
+    // How much of the keys `first .. first + count` the rows attend to: NONE only where all of these come after the
+    // last such key.
+    __device__ __forceinline__ Coverage coverage(u32 first, u32 count) const {
         const u32 last = first + count - 1;
         if (first > some.last) return NONE;
-        return first >= all.first && last <= all.last ? ALL : SOME;
+        return first >= all.first && last <= all.last ? FULL : PARTIAL;
     }
 };
 
-// That of the queries `first .. first + count` of a sample, as far as there are any. Every lane of a warp takes part.
-DEVICE CommonSight common_sight(const AttentionInputs& inputs, u32 sample, u32 past, u32 first,
-                                u32 count) {
-    CommonSight sight{{0, NO_POSITION}, {NO_POSITION, 0}};
+// The keys of queries `first .. first + count` of a sample, as far as these exist. Every lane of a warp takes part.
+DEVICE CommonMaskRange common_mask_range(const AttentionInputs& inputs, u32 sample, u32 past, u32 first,
+                                          u32 count) {
+    CommonMaskRange range{{0, NO_POSITION}, {NO_POSITION, 0}};
     const u32 end = min(first + count, inputs.positions);
     for (u32 query = first + lane_of_warp(); query < end; query += WARP) {
-        const Sight own = sight_of(inputs, sample, query, past);
-        sight.all.first = max(sight.all.first, own.first);
-        sight.all.last = min(sight.all.last, own.last);
-        sight.some.first = min(sight.some.first, own.first);
-        sight.some.last = max(sight.some.last, own.last);
+        const MaskRange own = mask_range_of(inputs, sample, query, past);
+        range.all.first = max(range.all.first, own.first);
+        range.all.last = min(range.all.last, own.last);
+        range.some.first = min(range.some.first, own.first);
+        range.some.last = max(range.some.last, own.last);
     }
-    sight.all.first = warp_greatest(sight.all.first);
-    sight.all.last = warp_least(sight.all.last);
-    sight.some.first = warp_least(sight.some.first);
-    sight.some.last = warp_greatest(sight.some.last);
-    return sight;
+    range.all.first = warp_greatest(range.all.first);
+    range.all.last = warp_least(range.all.last);
+    range.some.first = warp_least(range.some.first);
+    range.some.last = warp_greatest(range.some.last);
+    return range;
 }
 
-// Rows `first .. first + COUNT` of `from` to shared memory, zeros from `limit` on and in the padding of a row. They are
-// there once the thread's copies have ended and the block has met.
+// Copies rows `first .. first + COUNT` of `from` to shared memory, with zeros from `limit` on and in the padding of a
+// row. The rows are complete once the thread's copies have ended and the block has passed a barrier.
 template <u32 COUNT, u32 P>
 DEVICE void load_rows(SharedRows<P> to, const activation* from, u64 stride, u32 first, u32 limit,
                       u32 width, bool wide) {
@@ -168,7 +172,8 @@ DEVICE void load_rows(SharedRows<P> to, const activation* from, u64 stride, u32 
 
 // Columns `column .. column + TILE` of the lane's rows, which begin at `rows`, as a left factor.
 DEVICE Factor load_factor(const activation* const (&rows)[HELD_ROWS], u32 column, u32 all, bool wide) {
-    // Else AMD's compiler asks once which columns are there, and keeps every answer in scalar registers, which it lacks.
+    // Without this, AMD's compiler computes once which columns exist, and keeps every answer in scalar registers, which
+    // it lacks.
     const u32 width = ON_AMD ? formed_anew(all) : all;
     Factor factor;
     if (wide && column + TILE <= width) {
@@ -189,7 +194,7 @@ DEVICE Factor load_factor(const activation* const (&rows)[HELD_ROWS], u32 column
     return factor;
 }
 
-// Two neighbours of a row of results, of which `width - column` are there.
+// Two neighbours of a row of results, of which the first `width - column` exist.
 DEVICE void store_neighbours(activation* row, u32 column, u32 width, float first, float second,
                              bool wide) {
     if (wide && column < width) {
@@ -202,8 +207,8 @@ DEVICE void store_neighbours(activation* row, u32 column, u32 width, float first
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Makes zeros of what is not finite in the thread's share of rows that a product will take as its right factor: a masked 0
-// times those would not be 0. Says whether there was any.
+// Replaces numbers that are not finite by zeros, in the thread's share of rows that a product takes as its right
+// factor: a masked 0 times those would not be 0. Returns whether there were any.
 template <u32 COUNT, u32 P>
 DEVICE bool clear_own_share(SharedRows<P> rows) {
     bool found = false;
@@ -219,7 +224,7 @@ DEVICE bool clear_own_share(SharedRows<P> rows) {
     }
     return found;
 }
-// The same of all rows, for the whole block.
+// The same for all rows, by the whole block.
 template <u32 COUNT, u32 P>
 DEVICE void clear_not_finite(SharedRows<P> rows) {
 #if WARP == 32
@@ -229,8 +234,8 @@ DEVICE void clear_not_finite(SharedRows<P> rows) {
     __syncthreads();
 #endif
 }
-// The same; says, to the whole block, whether there was any. Wide warps tell each other through `free`, shared memory for a
-// word of each warp: what the compiler would take for that is as much as lets one block fewer fit.
+// The same; returns, to the whole block, whether there were any. Wide warps combine their answers in `free`, shared
+// memory of one word for each warp: the compiler's own way takes so much shared memory that one block fewer fits.
 template <u32 COUNT, u32 P>
 DEVICE bool clear_not_finite(SharedRows<P> rows, activation* free) {
     const bool found = clear_own_share<COUNT>(rows);

@@ -1,20 +1,20 @@
-// The gradients of attention. Probabilities are formed again from the sums that forward has left, tile by tile:
+// The gradients of attention. Probabilities are recomputed tile by tile from the log-sum-exp that forward saved:
 //
 //   p_ij  = exp(s_ij - log_sum_exp_i)            delta_i = dout_i . out_i
 //   ds_ij = p_ij (dout_i . v_j - delta_i)
 //   dv_j  = sum over i of p_ij dout_i            dk_j = scale sum over i of ds_ij q_i
 //   dq_i  = scale sum over j of ds_ij k_j
 //
-// Two walks, so that each sum has one owner and one order: a block of keys walks the queries for dk and dv, a block of
-// queries walks the keys for dq. Probabilities and ds are rounded to activations for their products. Where groups of warps multiply
-// together, heads of 33 to 128 columns take one walk instead (attention_backward_groups_kernels.h).
+// Two walks, so that each sum has one owner and one order: a block of keys walks the queries for dk and dv, a block of queries
+// walks the keys for dq. Probabilities and ds are rounded to activations for their products. Where groups of warps multiply
+// together, heads of 33 to 128 columns use one walk instead (attention_backward_groups_kernels.h).
 #include "dialect.h"
 #include "pack.h"
 #include "tile_product.h"
 #include "attention.h"
 
-// The rows of the other side that are in shared memory at once, and how many tiles of them: the next is loaded while this
-// one is used, where copies overlap with arithmetic.
+// Rows of the other side in shared memory at once, and tiles of them: the next is loaded while this one is used,
+// where copies overlap with arithmetic.
 template <u32 P>
 constexpr u32 WALKED = P * sizeof(activation) <= 256 ? 32 : 16;
 constexpr u32 STAGES = WARP == 32 ? 2 : 1;
@@ -63,7 +63,7 @@ KERNEL(attention_deltas, THREADS, 1, AttentionDeltas) {
         }
         delta = warp_sum(delta);
         sum = arguments.log_sum_exp[static_cast<u64>(pair) * arguments.positions + position] * LOG2_E;
-        // What makes this no number must show in all that the row has part in.
+        // If this is not a number, every result that the row contributes to must show it.
         if (!is_finite(delta)) sum = delta - delta;
     }
     if (lane_of_warp() == 0) {
@@ -72,7 +72,7 @@ KERNEL(attention_deltas, THREADS, 1, AttentionDeltas) {
     }
 }
 
-// Rows that stay for the whole walk, those of one of two matrices.
+// Rows of one of two matrices that stay for the whole walk.
 template <u32 P>
 struct OwnRows {
     static constexpr Own OF_TWO = OWN<P, 2>;
@@ -83,7 +83,7 @@ struct OwnRows {
     u64 stride;
     Factor held[OF_TWO == Own::IN_REGISTERS ? P / TILE : 1];
 
-    // `first`: of the block's rows in the sample.
+    // `first`: the first of the block's rows in the sample.
     __device__ __forceinline__ void load(u32 first, u32 limit, u32 width, bool wide) {
         if constexpr (OF_TWO == Own::IN_SHARED) {
             load_rows<ROWS>(SharedRows<P>(memory), rows, stride, first, limit, width, wide);
@@ -164,10 +164,10 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
     const activation* const k = inputs.k + block.sample * inputs.k_sample + shared_column;
     const activation* const v = inputs.v + block.sample * inputs.v_sample + shared_column;
 
-    const CommonSight warp_sight = common_sight(inputs, block.sample, 0, warp_first, TILE);
-    const CommonSight block_sight = common_sight(inputs, block.sample, 0, block_first, ROWS);
-    const u32 begin = block_sight.some.first / COUNT * COUNT;
-    const u32 end = block_sight.some.last + 1;
+    const CommonMaskRange warp_range = common_mask_range(inputs, block.sample, 0, warp_first, TILE);
+    const CommonMaskRange block_range = common_mask_range(inputs, block.sample, 0, block_first, ROWS);
+    const u32 begin = block_range.some.first / COUNT * COUNT;
+    const u32 end = block_range.some.last + 1;
 
     const u32 position = warp_first + tile_row(0);
     const u64 pair = static_cast<u64>(block.sample) * inputs.heads + block.head;
@@ -206,9 +206,9 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                              width, wide);
             copy_async_commit();
         }
-        const CommonSight::Share share = warp_sight.share(first, COUNT);
+        const CommonMaskRange::Coverage coverage = warp_range.coverage(first, COUNT);
         Accumulator scores[TILES], ds[TILES];
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
                 scores[n] = zero_tile();
@@ -230,12 +230,12 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                 }
             }
         }
-        // Some rows do not see some of the keys, which are the right factor now. All scores are there.
-        if (block_sight.share(first, COUNT) == CommonSight::SOME) {
+        // Some rows do not attend to some of the keys, which are now the right factor. All scores are finished.
+        if (block_range.coverage(first, COUNT) == CommonMaskRange::PARTIAL) {
             __syncthreads();
             clear_not_finite<COUNT>(keys);
         }
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -252,15 +252,15 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
                     ds[n].at[i] = p * (ds[n].at[i] - delta[slot]);
                 }
             }
-            if (share == CommonSight::SOME) {
-                Sight sight[HELD_ROWS];
-                sights_of_rows(inputs, sight);
+            if (coverage == CommonMaskRange::PARTIAL) {
+                MaskRange range[HELD_ROWS];
+                mask_ranges_of_rows(inputs, range);
 #pragma unroll
                 for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
                     for (u32 i = 0; i < HELD; i++) {
                         const u32 key = first + n * TILE + tile_column(i);
-                        if (!sight[row_slot(i)].holds(key)) ds[n].at[i] = 0.0f;
+                        if (!range[row_slot(i)].holds(key)) ds[n].at[i] = 0.0f;
                     }
                 }
             }
@@ -286,33 +286,33 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
 
 // --- dk and dv: keys walk the queries ----------------------------------------------------------------
 
-// Which gradients a block forms. Wide heads leave no room for both.
+// Which gradients a block computes. With wide heads there is no room for both.
 enum class Gradients { OF_BOTH, OF_KEYS, OF_VALUES };
 
-// How the keys of a warp or a block are seen by the queries of a tile.
-struct QuerySight {
-    u32 least_first;     // of the first keys that the queries see
+// Which queries of a tile attend to the keys of a warp or a block.
+struct QueryMaskRange {
+    u32 least_first;     // the least of the first keys that the queries attend to
     u32 greatest_first;
 
     // The queries `first .. first + count`. Every lane of a warp takes part.
-    __device__ __forceinline__ QuerySight(const AttentionInputs& inputs, u32 sample, u32 first,
+    __device__ __forceinline__ QueryMaskRange(const AttentionInputs& inputs, u32 sample, u32 first,
                                           u32 count) {
         const u32 last = min(first + count, inputs.positions) - 1;
         if (inputs.starts) {
-            const u32 own = sight_of(inputs, sample, min(first + lane_of_warp(), last), 0).first;
+            const u32 own = mask_range_of(inputs, sample, min(first + lane_of_warp(), last), 0).first;
             least_first = warp_least(own);
             greatest_first = warp_greatest(own);
         } else {
-            least_first = sight_of(inputs, sample, first, 0).first;
-            greatest_first = sight_of(inputs, sample, last, 0).first;
+            least_first = mask_range_of(inputs, sample, first, 0).first;
+            greatest_first = mask_range_of(inputs, sample, last, 0).first;
         }
     }
 
-    __device__ __forceinline__ CommonSight::Share share(u32 first, u32 count, u32 first_key,
-                                                        u32 last_key) const {
-        if (first + count <= first_key || least_first > last_key) return CommonSight::NONE;
-        return first >= last_key && greatest_first <= first_key ? CommonSight::ALL
-                                                                : CommonSight::SOME;
+    __device__ __forceinline__ CommonMaskRange::Coverage coverage(u32 first, u32 count, u32 first_key,
+                                                                u32 last_key) const {
+        if (first + count <= first_key || least_first > last_key) return CommonMaskRange::NONE;
+        return first >= last_key && greatest_first <= first_key ? CommonMaskRange::FULL
+                                                                : CommonMaskRange::PARTIAL;
     }
 };
 
@@ -322,7 +322,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     constexpr bool OF_VALUES = GRADIENTS != Gradients::OF_KEYS;
     constexpr u32 STEPS = P / TILE, COUNT = WALKED<P>, TILES = COUNT / TILE;
     constexpr u32 KEY_STEPS = OF_KEYS ? STEPS : 1, VALUE_STEPS = OF_VALUES ? STEPS : 1;
-    // A stage holds a tile of q and one of dout, and the sums and deltas of their rows.
+    // A stage holds one tile of q and one of dout, and the log-sum-exp and deltas of their rows.
     constexpr u32 SUMS = 2 * COUNT * sizeof(float) / sizeof(activation);
     constexpr u32 STAGE = 2 * COUNT * P + SUMS;
     const AttentionInputs& inputs = arguments.inputs;
@@ -348,7 +348,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     const float* const deltas = arguments.deltas + pair * arguments.padded;
 
     const u32 limit = inputs.positions;
-    // The last query that sees the last key is window - 1 later.
+    // The last query that attends to the last key is window - 1 positions later.
     const u32 end = inputs.window < limit ? min(limit, block_last + inputs.window) : limit;
     const float slope = inputs.slopes ? inputs.slopes[block.head] * LOG2_E : 0.0f;
     const float scale = inputs.scale * LOG2_E;
@@ -384,14 +384,14 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && more) load_stage(stage, first + COUNT);
-        const QuerySight sight(inputs, block.sample, first, COUNT);
-        const CommonSight::Share share = sight.share(first, COUNT, warp_first, warp_last);
-        // Some queries do not see some of the keys: both tiles are right factors. A row's own sum says whether it is a number.
-        if (sight.share(first, COUNT, block_first, block_last) == CommonSight::SOME) {
+        const QueryMaskRange range(inputs, block.sample, first, COUNT);
+        const CommonMaskRange::Coverage coverage = range.coverage(first, COUNT, warp_first, warp_last);
+        // Some queries do not attend to some of the keys: both tiles are right factors. A row's sum shows if it is finite.
+        if (range.coverage(first, COUNT, block_first, block_last) == CommonMaskRange::PARTIAL) {
             clear_not_finite<COUNT>(queries);
             clear_not_finite<COUNT>(douts);
         }
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
             Accumulator p[TILES], ds[TILES];
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
@@ -427,7 +427,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
                     ds[n].at[i] = p[n].at[i] * (ds[n].at[i] - own_sums[COUNT + own]);
                 }
             }
-            if (share == CommonSight::SOME) {
+            if (coverage == CommonMaskRange::PARTIAL) {
 #pragma unroll
                 for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -435,7 +435,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
                         const u32 query = first + n * TILE + tile_column(i);
                         const u32 key = warp_first + tile_row(row_slot(i));
                         const u32 there = min(query, limit - 1);
-                        const u32 first_key = sight_of(inputs, block.sample, there, 0).first;
+                        const u32 first_key = mask_range_of(inputs, block.sample, there, 0).first;
                         if (key >= first_key && key <= query) continue;
                         p[n].at[i] = 0.0f;
                         ds[n].at[i] = 0.0f;
@@ -477,7 +477,7 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     }                                                                       \
     SHARED_BYTES(attention_backward_##name##_##P, BACKWARD_SHARED_BYTES<P>);
 
-// A stage of either walk holds a tile of each of two matrices, and the sums and deltas of its rows.
+// A stage of either walk holds a tile of each of two matrices, and the log-sum-exp and deltas of its rows.
 template <u32 P>
 constexpr u32 BACKWARD_SHARED_BYTES =
     STAGES * 2 * WALKED<P> * (P * sizeof(activation) + sizeof(float)) + OWN_SHARED_BYTES<P, 2>;

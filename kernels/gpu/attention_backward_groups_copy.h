@@ -1,23 +1,23 @@
-// The group of a block that does not compute: one warp brings keys, values and tiles of queries into shared memory, others add the sums
-// of dq that are formed there to those in global memory.
+// The group of a block that does not compute: one warp brings keys, values and tiles of queries into shared memory, the others add finished
+// sums of dq to those in global memory.
 #pragma once
 #include "attention_backward_groups.h"
 
 namespace groups {
 
-// A number of rows that the compiler knows.
+// A number of rows that is known at compile time.
 template <u32 ROWS_BROUGHT>
 struct Rows {
     static constexpr u32 COUNT = ROWS_BROUGHT;
 };
 
-// wait_for by a whole warp, of which one thread goes on to bring what closes the gate again: none may have waited for less then.
+// wait_for by a whole warp. One of its threads then starts copies that close the gate again, so all threads must have passed before that.
 DEVICE void wait_together(const Gate& gate, u32 parity) {
     wait_for(gate, parity);
     warp_barrier();
 }
 
-// Brings everything, by the first warp: by the copy engine, or by its threads where rows are not aligned.
+// Brings all tiles, by the first warp: with the copy engine, or with its threads where rows are not aligned.
 template <u32 P>
 DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
@@ -39,13 +39,13 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             }
             return;
         }
-        // Places that are held from tile to tile would take registers that copying threads lack.
+        // Addresses kept from tile to tile would take registers that copying threads lack.
         const auto sample_row = [&] { return static_cast<u64>(formed_anew(item.sample)) * inputs.positions; };
         const auto sums_at = [&](u32 tile) {
             const u64 pair = formed_anew(item.sample) * inputs.heads + item.head;
             return pair * arguments.padded + tile * QUERIES;
         };
-        // ROWS rows of the item's head, from `first` on, and what else the gate is to wait for.
+        // ROWS rows of the item's head, from `first` on, and the bytes of other copies that the gate is to wait for.
         const auto bring_rows = [&](auto rows, activation* to, const TileMap& map, const activation* from, u64 stride,
                                     Gate& full, u32 head, u32 first, u32 further_bytes) {
             constexpr u32 ROWS_BROUGHT = decltype(rows)::COUNT;
@@ -92,7 +92,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             if (one) copy_bytes(state.deltas[turn.stage], arguments.deltas + sums_at(tile), BYTES, full);
         };
 
-        // What the first scores need comes first.
+        // The inputs of the first scores come first.
         bool is_first = true;
 #pragma unroll 1
         do {
@@ -116,10 +116,10 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
     }
 }
 
-// Adds what was formed of the sums of dq to those in global memory, every ADDING-th tile from `turn` on, by one thread. Tiles of keys add to
-// a tile of queries one after the other, by rising keys, so that the order of a sum follows from the head's sequence alone. Blocks begin
-// items in that order too, and each walks from the last queries down: a tile's sums have mostly been left by the keys before when its
-// turn comes.
+// Adds the sums of dq that were computed here to those in global memory, every ADDING-th tile from `turn` on, by one thread. Tiles of keys
+// are added to a tile of queries one after the other, by rising keys, so that the order of a sum depends on the head's sequence alone.
+// Blocks begin items in that order too, and each walks from the last queries down: when a tile's turn comes, earlier keys have mostly been
+// added.
 template <u32 P>
 DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 turn) {
     typedef Memory<P> M;

@@ -1,12 +1,12 @@
-// The gradients of attention (the definition is in attention_backward.cu) by groups of warps that multiply together (group_product.h): for
-// bf16 and heads of 33 to 128 columns.
+// The gradients of attention (defined in attention_backward.cu) by groups of warps that multiply together (group_product.h): for bf16 and
+// heads of 33 to 128 columns.
 //
-// One walk: an item of work is 128 keys of a head, which walk all tiles of queries that see them. The item owns its rows of dk and dv. To
-// the sums of dq, which are fp32 in global memory, items add one after the other by rising keys, each once the one before has published
-// that it was there (attention_backward_groups_copy.h): an order of its own for each tile of queries, whichever block takes which item.
-// Probabilities and ds are rounded to activations for their products, as there.
+// One walk: an item of work is 128 keys of a head, which walk all tiles of queries that attend to them. The item owns its rows of dk and
+// dv. The sums of dq are fp32 in global memory: items add to them one after the other by rising keys, each after the item before it has
+// published its addition (attention_backward_groups_copy.h). So each tile of queries has one order of addition, whichever block takes which
+// item. Probabilities and ds are rounded to activations for their products, as in attention_backward.cu.
 //
-// Before the walk come the deltas of all rows; after it, dq is rounded from its sums.
+// A first kernel computes the deltas of all rows; a last one rounds dq from its sums.
 #pragma once
 #include "group_product.h"
 #include "attention_backward_groups.h"
@@ -18,10 +18,10 @@ namespace groups {
 constexpr u32 PREPARING_THREADS = 128, PREPARED_ROWS = 32;
 
 struct Preparation {
-    float* sums;    // [b h, padded t]: log_sum_exp in units of log2, and the queries' share of biases
+    float* sums;    // [b h, padded t]: log_sum_exp in units of log2, with the queries' part of the biases
     float* deltas;  // [b h, padded t]
     u32* added;     // [b h, query tiles]
-    u32* firsts;    // [b, padded t]: the first keys that queries see
+    u32* firsts;    // [b, padded t]: the first key that each query attends to
     u32* taken;     // one number
     const activation* dout;
     const activation* out;
@@ -33,7 +33,7 @@ struct Preparation {
     u32 tile_queries;
 };
 
-// Half a warp for each head of each row, rows past the last included: their probabilities come to 0. A lane has the same eight columns
+// Half a warp for each head of each row, rows past the last included: their probabilities become 0. A lane has the same eight columns
 // whether rows are aligned or not.
 DEVICE void prepare(const Preparation& arguments) {
     const AttentionInputs& inputs = arguments.inputs;
@@ -47,7 +47,7 @@ DEVICE void prepare(const Preparation& arguments) {
     if (threadIdx.x < PREPARED_ROWS && pair % inputs.heads == 0) {
         const u32 sample = pair / inputs.heads, query = first + threadIdx.x;
         arguments.firsts[static_cast<u64>(sample) * arguments.padded + query] =
-            sight_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
+            mask_range_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
     }
     const u32 lane = threadIdx.x % 16, column = lane * 8;
     const u32 first_column = pair % inputs.heads * inputs.width + column;
@@ -75,12 +75,12 @@ DEVICE void prepare(const Preparation& arguments) {
         float sum = __uint_as_float(0x7f800000u);
         if (inside) {
             sum = arguments.log_sum_exp[static_cast<u64>(pair) * inputs.positions + position] * LOG2_E;
-            // Biases are counted from the tile's first query; the walk adds what keys lack to that.
+            // Biases are relative to the tile's first query; the walk adds the part of the keys.
             if (inputs.slopes) {
                 const float distance = static_cast<float>(position % arguments.tile_queries);
                 sum = fmaf(inputs.slopes[pair % inputs.heads] * LOG2_E, distance, sum);
             }
-            // What makes this no number must show in all that the row has part in.
+            // If this is not a number, every result that the row contributes to must show it.
             if (!is_finite(delta)) sum = delta - delta;
         }
         const u64 place = static_cast<u64>(pair) * arguments.padded + position;
@@ -96,7 +96,7 @@ struct TileFirsts {
     u32 unused;
 };
 
-// The least and the greatest of the first keys that queries of a tile see, by a warp.
+// The least and the greatest of the first keys of a tile's queries, by a warp.
 DEVICE void find_tile_firsts(const TileFirsts& arguments) {
     u32 least = NO_POSITION, greatest = 0;
     for (u32 i = threadIdx.x; i < arguments.tile_queries; i += WARP) {
@@ -112,7 +112,7 @@ DEVICE void find_tile_firsts(const TileFirsts& arguments) {
     }
 }
 
-// dq of a tile of queries from its sums, a thread for each of an accumulator's lanes; rows are put together in shared memory.
+// dq of a tile of queries from its sums, a thread for each of an accumulator's lanes; rows are assembled in shared memory.
 template <u32 P>
 DEVICE void round_dq(const Arguments& arguments) {
     typedef Memory<P> M;

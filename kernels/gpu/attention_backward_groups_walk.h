@@ -1,12 +1,12 @@
-// The groups of a block that compute the gradients of attention: keys walk the queries, with five products a tile.
+// The computing groups of a block for the gradients of attention: keys walk the queries, with five products a tile.
 //
-//   scores  = k q^T          a group's 64 keys are the rows, as of all but the last
+//   scores  = k q^T          a group's 64 keys are the rows, in all products but the last
 //   dp      = v dout^T
 //   dv     += p dout
 //   dk     += ds q
-//   dq     += ds^T k         of all keys of the block, its two groups sharing queries or columns
+//   dq     += ds^T k         over all keys of the block; its two groups divide queries or columns
 //
-// Products end later than they are begun, and some are on their way nearly always while a group does something else: dp while scores become
+// Products run asynchronously, and one is in flight nearly all the time while a group does something else: dp while scores become
 // probabilities (where registers suffice), dv while dp becomes ds, dk while the groups wait for each other's ds, the next tile's scores
 // while the sums of dq are handed on.
 #pragma once
@@ -14,7 +14,8 @@
 
 namespace groups {
 
-// Makes zeros of what is not finite in rows that some queries do not see, as clear_not_finite does, by all groups that compute.
+// Replaces numbers that are not finite by zeros, in rows that some queries do not attend to, as clear_not_finite does, by all computing
+// groups.
 DEVICE void clear_rows(activation* rows, u32 bytes) {
     u32* const pairs = reinterpret_cast<u32*>(rows);
     bool found = false;
@@ -35,7 +36,7 @@ DEVICE u32 own_row() {
     return thread / WARP * TILE + thread % WARP / 4;
 }
 
-// Two first keys, which are loaded here, not long before they are needed: registers lack for that.
+// Two first keys, loaded here, shortly before their use, for lack of registers.
 DEVICE uint2 load_here(const u32* firsts) {
 #if ON_NVIDIA
     uint2 two;
@@ -46,8 +47,8 @@ DEVICE uint2 load_here(const u32* firsts) {
 #endif
 }
 
-// Makes probabilities of a tile's scores. `sums` are those of its queries, in which their own share of biases is; `bias`: that of the
-// lane's first key.
+// Turns a tile's scores into probabilities. `sums` has the log-sum-exp of its queries, their own part of the biases included; `bias` is the
+// bias of the lane's first key.
 template <u32 TILES>
 DEVICE void weigh(Accumulator (&scores)[TILES], const float* sums, float scale, float slope, float bias) {
     const float own[2] = {bias, fmaf(slope, 8.0f, bias)};
@@ -66,9 +67,9 @@ DEVICE void weigh(Accumulator (&scores)[TILES], const float* sums, float scale, 
     }
 }
 
-// Of what queries do not see, zeros. `firsts`: the first keys that the tile's queries see; `key`: the lane's first.
+// Sets the probabilities of masked keys to zero. `firsts`: the first keys that the tile's queries attend to; `key`: the lane's first.
 template <u32 TILES>
-DEVICE void hide_unseen(Accumulator (&p)[TILES], const u32* firsts, u32 first_query, u32 key) {
+DEVICE void mask_out(Accumulator (&p)[TILES], const u32* firsts, u32 first_query, u32 key) {
 #pragma unroll
     for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -85,8 +86,8 @@ DEVICE void hide_unseen(Accumulator (&p)[TILES], const u32* firsts, u32 first_qu
     }
 }
 
-// ds from dp, and from the probabilities as they were rounded for dv: registers lack for both these and what they were. What is hidden
-// gets 0 even where dp is no number.
+// ds from dp, and from the probabilities as rounded for dv: there are not enough registers to keep the unrounded ones. A masked element
+// gets 0 even where dp is not a number.
 template <u32 TILES>
 DEVICE void differentiate(Accumulator (&ds)[TILES], const Factor (&p)[TILES], const float* deltas, bool is_whole) {
 #pragma unroll
@@ -106,8 +107,8 @@ DEVICE void differentiate(Accumulator (&ds)[TILES], const Factor (&p)[TILES], co
     }
 }
 
-// Stores `count` rows of a gradient from panels of PANEL_ROWS rows in shared memory, where `row` is the first, by STORING threads: 16 bytes
-// each to whole rows.
+// Stores `count` rows of a gradient from panels of PANEL_ROWS rows in shared memory, where `row` is the first, by STORING threads, 16 bytes
+// at a time to whole rows.
 template <u32 P, u32 PANEL_ROWS, u32 STORING>
 DEVICE void store_panels(activation* to, u64 stride, activation* panels, u32 row, u32 count, u32 width, bool wide,
                          u32 thread) {
@@ -134,8 +135,8 @@ DEVICE void store_panels(activation* to, u64 stride, activation* panels, u32 row
     }
 }
 
-// A warp's 16 rows of a gradient, times `factor`, by way of its rows of panels in shared memory. `row`: the warp's first in the panels,
-// which is key `first`.
+// A warp's 16 rows of a gradient, times `factor`, through its rows of panels in shared memory. `row`: the warp's first row in the panels,
+// the gradient of key `first`.
 template <u32 P>
 DEVICE void store_rows(activation* gradient, const Arguments& arguments, const Item& item, const Accumulator (&sums)[P / TILE],
                        float factor, activation* panels, u32 row, u32 first) {
@@ -180,7 +181,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const float scale = inputs.scale * LOG2_E;
 
     u32 count = 0;
-    Accumulator scores[QUERY_TILES], dp[QUERY_TILES];  // these become probabilities and ds
+    Accumulator scores[QUERY_TILES], dp[QUERY_TILES];  // they become probabilities and ds
     Accumulator dk[STEPS], dv[STEPS], dq[DQ_TILES];
 
     // Waits for the queries of tile `count`.
@@ -188,7 +189,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         const Turn<M::QUERY_STAGES> turn(count);
         wait_for(state.queries_full[turn.stage], turn.parity);
         if (of_warp((state.steps[turn.stage].traits & Step::IS_WHOLE) == 0)) {
-            // Queries and their gradients of outputs are right factors.
+            // Queries and their output gradients are right factors.
             const Turn<M::DOUT_STAGES> of_douts(count);
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
             clear_rows(memory.queries(turn.stage), M::TILE_BYTES);
@@ -225,7 +226,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     for (u32 parity = 0;;) {
         wait_for(state.keys_full, parity);
         if (of_warp(state.item.first_key == NO_POSITION)) break;
-        // The last tile of the walk does not see all keys, which are a right factor.
+        // The last tile of the walk does not attend to all keys, which are a right factor.
         clear_rows(memory.keys(), M::OWN_BYTES);
         meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
 #pragma unroll
@@ -249,7 +250,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             }
             end_batch();
             };
-            // Tiles of narrow heads have so many queries that registers lack for both.
+            // With narrow heads a tile has so many queries that registers do not suffice for both.
             constexpr bool BOTH = M::QUERIES == 64;
             if (BOTH) {
                 begin_dp();
@@ -263,7 +264,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             weigh(scores, state.sums[of_queries.stage], scale, state.item.slope, bias);
             if (!is_whole) {
                 const u64 at = static_cast<u64>(state.item.sample) * arguments.padded + step.first_query;
-                hide_unseen(scores, arguments.firsts + at, step.first_query, key);
+                mask_out(scores, arguments.firsts + at, step.first_query, key);
             }
             Factor p[QUERY_TILES];
 #pragma unroll
@@ -279,10 +280,10 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             wait_for_products<1>();
             hold(dp);
             differentiate(dp, p, state.deltas[of_douts.stage], is_whole);
-            // Places that are held since the tile began would take the registers that tiles need.
+            // Addresses kept since the beginning of the tile would take registers that tiles need.
             const u32 now = formed_anew(count);
             Factor ds[QUERY_TILES];
-            // A row's chunks are permuted by the row's place among eight, which is the lane's alone (SharedRows).
+            // A row's chunks are permuted by the row's number modulo eight, which here depends only on the lane (SharedRows).
             const u32 own = own_row(), lane = lane_of_warp();
             const u32 of_lane = own * PANEL_COLUMNS + own % 8 * Panel::CHUNK + lane % 4 * 2;
 #pragma unroll
@@ -341,7 +342,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         const Item item = state.item;
         warp_barrier();
         if (one) arrive(state.keys_empty);
-        // A warp's own values have been used: its gradients take their place.
+        // A warp's own values are no longer needed: its gradients overwrite them.
         const u32 row = own_row() / TILE * TILE;
         store_rows<P>(arguments.dv, arguments, item, dv, 1.0f, memory.values(), row, item.first_key + row);
         store_rows<P>(arguments.dk, arguments, item, dk, inputs.scale, memory.values(), row, item.first_key + row);
@@ -349,7 +350,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         warp_barrier();
         if (one) arrive(state.values_empty);
     }
-    // Nothing will be added any more, by none of the warps that add.
+    // Tells all adding warps that the additions have ended.
 #pragma unroll 1
     for (u32 end = count + ADDING; count < end; count++) {
         const Turn<ADDING> turn(count);

@@ -1,4 +1,4 @@
-// Keys and values into the cache that attention reads when a sequence is written on.
+// Writes new keys and values into the cache that attention reads in generation.
 //
 // Floor: 4 bytes an element of bf16.
 #include "dialect.h"

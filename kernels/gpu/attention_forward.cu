@@ -1,9 +1,9 @@
-// Attention, forward: softmax(scale q k^T - slopes (i - j)) v over the keys that each query sees, in tiles of keys with a
-// running maximum and sum (Milakov and Gimelshein, 2018; Dao et al., 2022); for training, and for generation, where keys and
-// values come from a cache. A row's chain over tiles of keys is the same in both.
+// Attention, forward: softmax(scale q k^T - slopes (i - j)) v over the keys that each query attends to, in tiles of
+// keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao et al., 2022); for training, and for
+// generation, where keys and values come from a cache. A row is computed by the same sequence of tiles in both.
 //
-// Scores are kept in units of log2, so that exp2 serves. Probabilities are rounded to activations for their product with
-// the values; their sum is not.
+// Scores are kept in units of log2, so that exp2 suffices. Probabilities are rounded to activations for their product
+// with the values; their sum is not rounded.
 #include "dialect.h"
 #include "pack.h"
 #include "tile_product.h"
@@ -22,13 +22,13 @@ struct AttentionForward {
 
 #define INFINITE __uint_as_float(0x7f800000u)
 
-// A lane's elements of a tile and a row, of at most four chains that do not wait for each other.
+// A lane's elements of a tile and a row, divided over at most four independent chains.
 DEVICE constexpr u32 chain_of(u32 i) { return i / 4 * 2 + i % 2; }
 
 // The running softmax of the lane's rows.
 struct Softmax {
     float maximum[HELD_ROWS];
-    float sum[HELD_ROWS];  // of the lane's own columns
+    float sum[HELD_ROWS];  // over the lane's own columns
 
     __device__ __forceinline__ Softmax() {
 #pragma unroll
@@ -38,9 +38,9 @@ struct Softmax {
         }
     }
 
-    // Makes probabilities of the scores, which times `factor` (above 0) are in units of log2; `decay` is what all that
-    // came before is to be multiplied with. A row that sees nothing here keeps all it has. A row's scores in a lane are compared
-    // and summed in CHAINS chains.
+    // Turns the scores, which times `factor` (above 0) are in units of log2, into probabilities; all earlier results
+    // are to be multiplied by `decay`. A row without keys in this tile stays as it is. A row's scores in a lane are
+    // compared and summed in CHAINS chains.
     template <u32 CHAINS, u32 TILES>
     __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor,
                                          float (&decay)[HELD_ROWS]) {
@@ -91,11 +91,11 @@ struct Softmax {
     }
 };
 
-// Adds what was cleared from the values `first .. end` because it is not finite, to the rows that see it. What comes of it is no
-// number anyway, so probabilities do not count.
+// Adds the values of rows `first .. end` that were cleared because they are not finite to the rows that attend to them.
+// The result is not finite either way, so probabilities are left out.
 template <u32 STEPS>
 DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
-                           const AttentionInputs& inputs, const Sight (&sight)[HELD_ROWS], u32 first,
+                           const AttentionInputs& inputs, const MaskRange (&range)[HELD_ROWS], u32 first,
                            u32 end) {
 #pragma unroll 1
     for (u32 key = first; key < end; key++) {
@@ -106,7 +106,7 @@ DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
 #pragma unroll
             for (u32 i = 0; i < HELD; i++) {
                 const u32 column = n * TILE + first_column + column_step(i);
-                if (column >= inputs.width || !sight[row_slot(i)].holds(key)) continue;
+                if (column >= inputs.width || !range[row_slot(i)].holds(key)) continue;
                 const float x = widen(row[column]);
                 if (!is_finite(x)) out[n].at[i] += x;
             }
@@ -149,7 +149,7 @@ DEVICE void store_results(const AttentionForward& arguments, const Accumulator (
 template <u32 P>
 DEVICE void forward(const AttentionForward& arguments) {
     constexpr u32 STEPS = P / TILE, KEY_TILES = KEYS<P> / TILE;
-    // Where the queries would not fit, they are read from global memory for every tile of keys.
+    // Where the queries do not fit, they are read from global memory for every tile of keys.
     constexpr Own QUERIES = OWN<P, 1>;
     const AttentionInputs& inputs = arguments.inputs;
     SHARED(activation, memory);
@@ -166,12 +166,12 @@ DEVICE void forward(const AttentionForward& arguments) {
     const u32 block_first = block.tile * ROWS;
     const u32 warp_first = block_first + threadIdx.x / WARP * TILE;
     const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
-    // Of the lane's first row: the others follow at a fixed distance.
+    // The address for the lane's first row: the others follow at a fixed distance.
     const u32 position = past + warp_first + tile_row(0);
-    const CommonSight warp_sight = common_sight(inputs, block.sample, past, warp_first, TILE);
-    const CommonSight block_sight = common_sight(inputs, block.sample, past, block_first, ROWS);
-    const u32 begin = block_sight.some.first / KEYS<P> * KEYS<P>;
-    const u32 end = min(block_sight.some.last + 1, inputs.keys);
+    const CommonMaskRange warp_range = common_mask_range(inputs, block.sample, past, warp_first, TILE);
+    const CommonMaskRange block_range = common_mask_range(inputs, block.sample, past, block_first, ROWS);
+    const u32 begin = block_range.some.first / KEYS<P> * KEYS<P>;
+    const u32 end = min(block_range.some.last + 1, inputs.keys);
 
     const activation* q_rows[HELD_ROWS];
 #pragma unroll
@@ -195,7 +195,8 @@ DEVICE void forward(const AttentionForward& arguments) {
     load_rows<KEYS<P>>(SharedRows<P>(keys_memory), k, inputs.k_stride, begin, end, width, wide);
     copy_async_commit();
 
-    // Slopes are in units of log2, and so are scores where they have slopes, or a scale that does not keep their order.
+    // Slopes are in units of log2, and so are scores if there are slopes, or if the scale does not preserve their
+    // order.
     const float slope = inputs.slopes ? inputs.slopes[block.head] * LOG2_E : 0.0f;
     const bool scaled_first = inputs.slopes || !(inputs.scale > 0.0f);
     const float scale = inputs.scale * LOG2_E;
@@ -206,7 +207,7 @@ DEVICE void forward(const AttentionForward& arguments) {
     for (u32 n = 0; n < STEPS; n++) out[n] = zero_tile();
 
     for (u32 first = begin; first < end; first += KEYS<P>) {
-        // Held from one round to the next, places in shared memory would take the registers that tiles need.
+        // Addresses in shared memory kept from one round to the next would take registers that tiles need.
         const u32 lane = formed_anew(lane_of_warp());
         const SharedRows<P> keys(keys_memory, lane), values(values_memory, lane);
         const SharedRows<P> queries(queries_memory, lane);
@@ -214,9 +215,9 @@ DEVICE void forward(const AttentionForward& arguments) {
         __syncthreads();
         load_rows<KEYS<P>>(values, v, inputs.v_stride, first, end, width, wide);
         copy_async_commit();
-        const CommonSight::Share share = warp_sight.share(first, KEYS<P>);
+        const CommonMaskRange::Coverage coverage = warp_range.coverage(first, KEYS<P>);
         Accumulator scores[KEY_TILES];
-        if (share != CommonSight::NONE) {
+        if (coverage != CommonMaskRange::NONE) {
 #pragma unroll
             for (u32 n = 0; n < KEY_TILES; n++) scores[n] = zero_tile();
 #pragma unroll
@@ -243,13 +244,13 @@ DEVICE void forward(const AttentionForward& arguments) {
                 copy_async_commit();
             }
         };
-        // A copy that overlaps with arithmetic begins as early as it can.
+        // A copy that overlaps with arithmetic begins as early as possible.
         if (WARP == 32) load_next_keys();
-        // Some rows do not see some of the values.
-        const bool cleared = block_sight.share(first, KEYS<P>) == CommonSight::SOME &&
+        // Some rows do not attend to some of the values.
+        const bool cleared = block_range.coverage(first, KEYS<P>) == CommonMaskRange::PARTIAL &&
                              clear_not_finite<KEYS<P>>(values, keys_memory);
         if (WARP == 64) load_next_keys();
-        if (share == CommonSight::NONE) continue;
+        if (coverage == CommonMaskRange::NONE) continue;
 
         if (scaled_first) {
 #pragma unroll
@@ -263,15 +264,15 @@ DEVICE void forward(const AttentionForward& arguments) {
                 }
             }
         }
-        if (share == CommonSight::SOME) {
-            Sight sight[HELD_ROWS];
-            sights_of_rows(inputs, sight);
+        if (coverage == CommonMaskRange::PARTIAL) {
+            MaskRange range[HELD_ROWS];
+            mask_ranges_of_rows(inputs, range);
 #pragma unroll
             for (u32 n = 0; n < KEY_TILES; n++) {
 #pragma unroll
                 for (u32 i = 0; i < HELD; i++) {
                     const u32 key = first + n * TILE + tile_column(i);
-                    if (!sight[row_slot(i)].holds(key)) scores[n].at[i] = -INFINITE;
+                    if (!range[row_slot(i)].holds(key)) scores[n].at[i] = -INFINITE;
                 }
             }
         }
@@ -291,9 +292,9 @@ DEVICE void forward(const AttentionForward& arguments) {
             }
         }
         if (cleared) {
-            Sight sight[HELD_ROWS];
-            sights_of_rows(inputs, sight);
-            add_not_finite(out, v, inputs, sight, first, min(end, first + KEYS<P>));
+            MaskRange range[HELD_ROWS];
+            mask_ranges_of_rows(inputs, range);
+            add_not_finite(out, v, inputs, range, first, min(end, first + KEYS<P>));
         }
     }
 
@@ -302,7 +303,7 @@ DEVICE void forward(const AttentionForward& arguments) {
 
 template <u32 P>
 constexpr u32 FORWARD_SHARED_BYTES = 2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;
-// Blocks that fit a multiprocessor by their registers.
+// The number of blocks that fit a multiprocessor by their registers.
 #if HEAD_WIDTH == 32
 KERNEL(attention_forward_32, THREADS, ACTIVATION_BF16 ? 4 : 2, AttentionForward) { forward<32>(arguments); }
 SHARED_BYTES(attention_forward_32, FORWARD_SHARED_BYTES<32>);

@@ -1,25 +1,26 @@
 // Attention, forward, by groups of warps that multiply together (group_product.h): for bf16 and heads of up to 128 columns.
 //
-// A block has three groups. One brings tiles of 128 keys and values, into rings of places in shared memory; two form the results of 64
-// queries each. Blocks stay, and take one item of work after the other: 128 queries of a head, those with long walks first. A group's
-// tiles form one chain over all its items: while the probabilities of a tile are multiplied with the values, the scores of the next
-// tile are formed, be it of the same item or the next, and the two groups take turns, so that one has its softmax while the other multiplies.
+// A block has three groups. One brings tiles of 128 keys and values into rings of buffers in shared memory; each of the other two computes
+// the results of 64 queries. Blocks are persistent and take one item of work after the other: 128 queries of a head, long walks first. A
+// group's tiles form one pipeline over all its items: while the probabilities of a tile are multiplied with the values, the scores of the
+// next tile are computed, in the same item or the next. The two groups alternate, so that one computes its softmax while the other
+// multiplies.
 //
-// A row's bits follow from what it sees alone, as in attention.h: tiles begin at whole multiples of 128 from the sample's first
-// position, and biases are counted from a place that follows from the row's own position.
+// A row's bits depend only on the keys that it attends to, as in attention.h: tiles begin at whole multiples of 128 from the sample's first
+// position, and biases are relative to an origin that depends on the row's position alone.
 #pragma once
 #include "attention_groups.h"
 #include "attention_groups_copy.h"
 
 namespace groups {
 
-// The rows of a group, and their softmax so far.
+// The rows of a group, and their running softmax.
 struct Rows {
     u32 head, sample, first;
-    bool cleared;  // whether some value that they may see was not finite
+    bool cleared;  // whether some value that they may attend to was not finite
     Softmax softmax;
 
-    // The first row's position: a query is behind all that a cache holds.
+    // The first row's position: a query comes after all keys of a cache.
     __device__ __forceinline__ u32 position(const AttentionInputs& inputs) const {
         return first + (inputs.past ? inputs.past[sample] : 0);
     }
@@ -28,11 +29,11 @@ struct Rows {
     }
 };
 
-// Where the biases of a row are counted from, so that they are the same in any cut of a sequence, and small where they count.
+// The origin of a row's biases: the same in any cut of a sequence, and close enough that biases stay small where they matter.
 DEVICE u32 bias_origin(u32 position) { return position / GROUP_ROWS * GROUP_ROWS; }
 
-// Values that were cleared because they are not finite are added to the results of the rows that see them, where these are staged. The sum
-// is not finite either way, so probabilities do not count.
+// Adds values that were cleared because they are not finite to the results of the rows that attend to them, while these are staged. The sum
+// is not finite either way, so probabilities are left out.
 template <u32 P>
 DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, activation* staged) {
     const u32 past = inputs.past ? inputs.past[rows.sample] : 0;
@@ -41,10 +42,10 @@ DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, acti
     for (u32 row = 0; row < TILE; row++) {
         const u32 query = rows.first_of_warp() + row;
         if (query >= inputs.positions) return;
-        const Sight sight = sight_of(inputs, rows.sample, query, past);
-        const u32 end = min(sight.last + 1, inputs.keys);
+        const MaskRange range = mask_range_of(inputs, rows.sample, query, past);
+        const u32 end = min(range.last + 1, inputs.keys);
 #pragma unroll 1
-        for (u32 key = sight.first; key < end; key++) {
+        for (u32 key = range.first; key < end; key++) {
 #pragma unroll 1
             for (u32 column = lane_of_warp(); column < inputs.width; column += WARP) {
                 const float x = widen(v[key * inputs.v_stride + column]);
@@ -57,14 +58,14 @@ DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, acti
     }
 }
 
-// Divides results by the sums of their probabilities, and stores them by way of shared memory, so that lanes write 16 bytes each to whole
+// Divides results by the sums of their probabilities, and stores them through shared memory, so that lanes write 16 bytes each to whole
 // rows.
 template <u32 P>
 DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Accumulator (&out)[P / TILE],
                   activation* staged) {
     const AttentionInputs& inputs = arguments.inputs;
     const u32 first_row = rows.first_of_warp();
-    // What was staged last must have been read.
+    // The rows staged last must have been read before.
     warp_barrier();
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
@@ -82,7 +83,7 @@ DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Acc
         }
         const u32 query = first_row + tile_row(slot);
         if (arguments.log_sum_exp && query < inputs.positions && tile_column(0) == 0) {
-            // Biases were not counted from the row's own position.
+            // Corrects for the origin of the biases, which is not the row's own position.
             const float slope = inputs.slopes ? inputs.slopes[rows.head] * LOG2_E : 0.0f;
             const u32 position = rows.position(inputs) + query - rows.first;
             const float bias = slope * static_cast<float>(position - bias_origin(position));
@@ -99,7 +100,7 @@ DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Acc
     const u64 sample_row = static_cast<u64>(rows.sample) * inputs.positions + first_row;
     activation* const to = arguments.out + sample_row * arguments.out_stride + rows.head * inputs.width;
     const u32 count = first_row < inputs.positions ? min(TILE, inputs.positions - first_row) : 0;
-    // Places that are held from one item to the next would take the registers that tiles need.
+    // Addresses kept from one item to the next would take registers that tiles need.
     const u32 lane = formed_anew(lane_of_warp());
     if (arguments.wide_out) {
         constexpr u32 CHUNKS = P / Panel::CHUNK;
@@ -123,12 +124,12 @@ DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Acc
     }
 }
 
-// Scales scores, and adds to those of key j `slope` (j - the row's origin): what lacks to j - i is the same in a whole row.
+// Scales scores, and adds `slope` (j - the row's origin) to that of key j: this differs from j - i by a constant in each row.
 DEVICE void add_biases(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows, u32 first,
                        float scale, float slope) {
     const u32 key = first + first_tile_column();
     if (!inputs.past) {
-        // The group's rows begin at their origin, so that all share their biases.
+        // The group's rows begin at their origin, so that all have the same biases.
         const float bias = slope * static_cast<float>(static_cast<int>(key - rows.first));
 #pragma unroll
         for (u32 n = 0; n < KEY_TILES; n++) {
@@ -156,16 +157,16 @@ DEVICE void add_biases(Accumulator (&scores)[KEY_TILES], const AttentionInputs& 
     }
 }
 
-// What the rows do not see, as a score.
-DEVICE void hide_unseen(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows,
+// The score of a masked key.
+DEVICE void mask_out(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows,
                         u32 first) {
-    Sight sight[HELD_ROWS];
-    sights_of_rows(inputs, rows.sample, rows.first_of_warp(), sight);
+    MaskRange range[HELD_ROWS];
+    mask_ranges_of_rows(inputs, rows.sample, rows.first_of_warp(), range);
     u32 from_first[HELD_ROWS], last_from_first[HELD_ROWS];
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-        from_first[slot] = first + first_tile_column() - sight[slot].first;
-        last_from_first[slot] = sight[slot].last - sight[slot].first;
+        from_first[slot] = first + first_tile_column() - range[slot].first;
+        last_from_first[slot] = range[slot].last - range[slot].first;
     }
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; n++) {
@@ -236,7 +237,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         for (u32 step = 0; step < STEPS; step++) keys.multiply(scores, queries[step], step, step > 0);
         end_batch();
     };
-    // Whether all rows see all of the tile whose probabilities wait.
+    // Whether all rows attend to the whole tile whose probabilities are waiting.
     bool is_whole = false;
     const auto begin_results = [&](u32 tile) {
         const Turn<M::STAGES> turn(tile);
@@ -257,11 +258,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         hold(out);
         if (one) arrive(state.values_empty[tile % M::STAGES]);
     };
-    // The scores of the keys from `first` on become probabilities.
+    // Turns the scores of the keys from `first` on into probabilities.
     const auto weigh = [&] {
         if (scaled_first) add_biases(scores, inputs, rows, first, scale, slope);
-        is_whole = item.is_seen_by_all(first);
-        if (!is_whole) hide_unseen(scores, inputs, rows, first);
+        is_whole = item.is_unmasked(first);
+        if (!is_whole) mask_out(scores, inputs, rows, first);
         rows.softmax.take<4>(scores, scaled_first ? 1.0f : scale, decay);
     };
     const auto round_probabilities = [&] {
@@ -272,8 +273,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll
         for (u32 n = 0; n < STEPS; n++) out[n] = zero_tile();
     };
-    // Whether the item has another tile. That no sum is negative, the compiler does not know, so that its answer waits for the exponentials:
-    // else it would have them wait for the results of the tile before, which are formed meanwhile.
+    // Whether the item has another tile. The compiler does not know that sums are never negative, so the answer depends on the
+    // exponentials: otherwise the compiler would make these wait for the results of the tile before, which are still being computed.
     const auto has_another = [&] {
         bool is_negative = false;
 #pragma unroll
@@ -293,7 +294,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     bool goes_on = has_another();
     if (goes_on) wait_for_keys(1);
     round_probabilities();
-    // Rows whose last tile came before the one whose probabilities wait: they are stored once they are there.
+    // Rows whose last tile is the one whose probabilities are waiting: they are stored once their results are finished.
     bool has_ended = false;
     Rows ended = rows;
     const auto settle = [&] {
@@ -311,7 +312,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const auto pass_turn = [&] { pass_by(TURN + (group + 1) % COMPUTING, COMPUTING * GROUP_THREADS); };
 #pragma unroll 1
     for (;; count++) {
-        // The probabilities of tile `count` are there; the scores of the next one are formed while they meet the values.
+        // The probabilities of tile `count` are finished; the next scores are computed while these are multiplied with the values.
         const bool begins = !goes_on;
         if (begins) {
             if (!take_queries()) break;
@@ -321,7 +322,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         }
         meet(TURN + group, COMPUTING * GROUP_THREADS);
         begin_scores(count + 1);
-        // Storing takes longer than the scores.
+        // Storing takes longer than computing the scores.
         const bool stores = has_ended;
         if (stores) pass_turn();
         settle();

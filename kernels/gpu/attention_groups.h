@@ -1,4 +1,4 @@
-// What attention by groups of warps (attention_forward_groups.h) shares out: items of work, and the shared memory of a block.
+// Common parts of attention by groups of warps (attention_forward_groups.h): items of work, and the shared memory of a block.
 #pragma once
 #include "group_rows.h"
 
@@ -9,29 +9,29 @@ constexpr u32 THREADS = (1 + COMPUTING) * GROUP_THREADS;
 constexpr u32 ROWS = COMPUTING * GROUP_ROWS;
 constexpr u32 KEYS = 128, KEY_TILES = KEYS / TILE;
 constexpr u32 CHECKING_WARPS = GROUP_WARPS - 1;
-// What a thread of each kind of group has: two groups that compute leave so few to the one that copies.
+// Registers of a thread in each kind of group: two computing groups leave this few to the group that copies.
 constexpr u32 COPYING_REGISTERS = 40, COMPUTING_REGISTERS = 232;
-// Named barriers: of each computing group's turn, and of the threads that copy.
+// Named barriers: one for the turn of each computing group, and one for the copying threads.
 constexpr u32 TURN = 1, COPYING = TURN + COMPUTING;
 
 struct Arguments {
-    TileMap q_map, k_map, v_map;  // where the copy engine brings tiles
+    TileMap q_map, k_map, v_map;  // where the copy engine reads tiles
     AttentionForward attention;   // its tiles are of ROWS queries
-    u32* taken;                   // items so far: 0 before a launch and after it
-    u32 section;                  // heads of samples whose keys and values are read together
-    u32 pairs;                    // all heads of samples
+    u32* taken;                   // items taken so far: 0 before a launch and after it
+    u32 section;                  // (sample, head) pairs whose keys and values are read together
+    u32 pairs;                    // all (sample, head) pairs
     u32 by_engine;                // whether the copy engine brings tiles
     u32 unused[3];
 };
 
-// ROWS queries of a head, and the keys that they see together.
+// ROWS queries of a head, and the keys that they attend to.
 struct alignas(16) Item {
     u32 head, sample, tile;
-    u32 begin, end;           // the keys that some query sees, from the beginning of a tile; nothing where there is no item
-    u32 all_first, all_last;  // what all see
+    u32 begin, end;           // keys that some query attends to, from the beginning of a tile; empty where there is no item
+    u32 all_first, all_last;  // keys that all attend to
     u32 unused;
 
-    __device__ __forceinline__ bool is_seen_by_all(u32 first) const {
+    __device__ __forceinline__ bool is_unmasked(u32 first) const {
         return first >= all_first && first + KEYS - 1 <= all_last;
     }
 };
@@ -44,11 +44,11 @@ struct Memory {
     static constexpr u32 TILE_BYTES = KEYS * P * sizeof(activation);
 
     struct State {
-        Gate queries_full, queries_empty;  // of the item's description too
+        Gate queries_full, queries_empty;  // also guard the item's description
         Gate keys_full[STAGES], keys_empty[STAGES];
-        // Clean are values in which what is not finite was cleared, if some row does not see all of them.
+        // Values are clean once numbers that are not finite have been cleared, in tiles that some row does not fully attend to.
         Gate values_full[STAGES], values_clean[STAGES], values_empty[STAGES];
-        u32 cleared[STAGES];  // the tile, counted from 1, in which something was not finite
+        u32 cleared[STAGES];  // the tile, counted from 1, in which a number was not finite
         Item item;
     };
     static constexpr u32 RESULTS_AT = QUERY_BYTES + 2 * STAGES * TILE_BYTES;
@@ -66,7 +66,7 @@ struct Memory {
         return start + (QUERY_BYTES + stage * TILE_BYTES) / sizeof(activation);
     }
     __device__ __forceinline__ activation* values(u32 stage) const { return keys(STAGES + stage); }
-    // Panels of TILE rows, where a warp that computes (0 to 7) has its results on their way to global memory.
+    // Panels of TILE rows, where a computing warp (0 to 7) places its results on their way to global memory.
     __device__ __forceinline__ activation* results(u32 warp) const {
         return start + RESULTS_AT / sizeof(activation) + warp * TILE * P;
     }
@@ -78,7 +78,7 @@ DEVICE u32 count_items(const Arguments& arguments) {
     return arguments.pairs * arguments.attention.inputs.tiles;
 }
 
-// The next item that no block has taken, by one thread. The last block to find none leaves the count as it was.
+// Takes the next item, by one thread. The last block to find none resets the count.
 DEVICE u32 take_item(const Arguments& arguments) {
     const u32 all = count_items(arguments);
     const u32 number = take_number(arguments.taken);
@@ -86,8 +86,8 @@ DEVICE u32 take_item(const Arguments& arguments) {
     return number;
 }
 
-// Item `number`, by a whole warp. First come the longer half of the walks of each section, whose keys and values the cache holds
-// meanwhile; then the shorter half of all, so that blocks end together.
+// Item `number`, by a whole warp. The longer half of the walks of each section comes first, while the cache holds the section's keys and
+// values; then the shorter half of all walks, so that blocks end together.
 DEVICE Item item_of(const Arguments& arguments, u32 number) {
     const AttentionInputs& inputs = arguments.attention.inputs;
     const u32 pairs = arguments.pairs, longer = inputs.tiles - inputs.tiles / 2;
@@ -110,18 +110,18 @@ DEVICE Item item_of(const Arguments& arguments, u32 number) {
     item.tile = inputs.tiles - 1 - rank;
     const u32 past = inputs.past ? inputs.past[item.sample] : 0;
     const u32 first = item.tile * ROWS, last = min(first + ROWS, inputs.positions) - 1;
-    CommonSight sight;
+    CommonMaskRange range;
     if (inputs.starts) {
-        sight = common_sight(inputs, item.sample, past, first, ROWS);
+        range = common_mask_range(inputs, item.sample, past, first, ROWS);
     } else {
-        const Sight of_first = sight_of(inputs, item.sample, first, past);
-        const Sight of_last = sight_of(inputs, item.sample, last, past);
-        sight = {{of_last.first, of_first.last}, {of_first.first, of_last.last}};
+        const MaskRange of_first = mask_range_of(inputs, item.sample, first, past);
+        const MaskRange of_last = mask_range_of(inputs, item.sample, last, past);
+        range = {{of_last.first, of_first.last}, {of_first.first, of_last.last}};
     }
-    item.end = min(sight.some.last + 1, inputs.keys);
-    item.begin = min(sight.some.first, item.end - 1) / KEYS * KEYS;
-    item.all_first = sight.all.first;
-    item.all_last = sight.all.last;
+    item.end = min(range.some.last + 1, inputs.keys);
+    item.begin = min(range.some.first, item.end - 1) / KEYS * KEYS;
+    item.all_first = range.all.first;
+    item.all_last = range.all.last;
     return item;
 }
 

@@ -1,12 +1,12 @@
-// The group of a block that brings queries, keys and values into shared memory, for the groups that compute (attention_forward_groups.h): by
-// the copy engine, while other warps look for what is not finite among values, or by all its threads.
+// The group of a block that brings queries, keys and values into shared memory for the computing groups (attention_forward_groups.h): with
+// the copy engine, while its other warps clear values that are not finite, or with all its threads.
 #pragma once
 #include "attention_groups.h"
 
 namespace groups {
 
-// Makes zeros of what is not finite in a tile of values that not every row sees, as clear_not_finite does: of tiles that the copy
-// engine has brought, by the warps that have nothing to copy then.
+// Replaces numbers that are not finite by zeros, in a tile of values that not every row attends to, as clear_not_finite does: for tiles of
+// the copy engine, by the warps that have nothing to copy.
 template <u32 P>
 DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
@@ -24,7 +24,7 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
         for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
             const Turn<M::STAGES> turn(count);
             wait_for(state.values_full[turn.stage], turn.parity);
-            if (!item.is_seen_by_all(first)) {
+            if (!item.is_unmasked(first)) {
                 u32* const pairs = reinterpret_cast<u32*>(memory.values(turn.stage));
                 bool found = false;
 #pragma unroll 1
@@ -49,14 +49,14 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
     }
 }
 
-// Has the copy engine bring everything, by the first warp.
+// Starts all copies of the copy engine, by the first warp.
 template <u32 P>
 DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
     typename M::State& state = memory.state();
     const bool one = lane_of_warp() == 0;
     u32 count = 0, round = 0;
-    // Takes an item, and has its queries brought once those of the item before are in registers.
+    // Takes an item, and starts the copy of its queries once those of the item before are in registers.
     const auto begin_item = [&] {
         const u32 taken = one ? take_item(arguments) : 0;
         const Item item = item_of(arguments, __float_as_uint(shuffle(__uint_as_float(taken), 0)));
@@ -89,12 +89,12 @@ DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
                           first, arguments.attention.inputs.shared_head(item.head), item.sample);
             }
         };
-        // The next item is taken a few tiles before it is needed, but not before every place of the rings is in use: the wait for a free
-        // description then holds up no copy.
+        // The next item is taken a few tiles before it is needed, but only after every buffer of the rings is in use: so the wait for a
+        // free description delays no copy.
         constexpr u32 AHEAD = 3;
         Item next;
         bool has_next = false;
-        // Values come a tile after keys, as they are used.
+        // A tile's values are copied after the next tile's keys, in the order of their use.
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
             if (!has_next && first >= item.begin + M::STAGES * KEYS && first + AHEAD * KEYS >= item.end) {
@@ -117,7 +117,7 @@ DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
     }
 }
 
-// The same without the engine, as where rows are not aligned: all warps copy.
+// The same without the copy engine, for rows that are not aligned: all warps copy.
 template <u32 P>
 DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
@@ -128,7 +128,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
     u32 count = 0;
 #pragma unroll 1
     for (u32 round = 0;; round++) {
-        // The threads that copy read the item's description from the same place as those that compute: it is written again once all of
+        // The copying threads read the item's description from the same place as the computing ones: it is overwritten only after all of
         // them have read it.
         wait_for(state.queries_empty, round % 2 ^ 1);
         if (warp == 0) {
@@ -167,7 +167,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                 const bool found =
                     copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + shared_column,
                                        inputs.v_stride, first - KEYS, inputs.keys, inputs,
-                                       !item.is_seen_by_all(first - KEYS));
+                                       !item.is_unmasked(first - KEYS));
                 if (found) state.cleared[turn.stage] = count;
                 meet(COPYING, GROUP_THREADS);
                 if (threadIdx.x == 0) arrive(state.values_full[turn.stage]);

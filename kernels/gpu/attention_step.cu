@@ -1,15 +1,16 @@
-// Attention of one new position of each sequence over its cache of keys and values, which the new key and value enter: for
-// generation, where rows are too few for the tiles of attention_forward.cu.
+// Attention of one new position of each sequence over its cache of keys and values, which receives the new key and
+// value: for generation, where rows are too few for the tiles of attention_forward.cu.
 //
-// A sequence's keys are cut into chunks of 128 at whole multiples of that from its first position. A block has one chunk of one head:
-// groups of lanes, each with 8 columns a lane, form the scores of the keys that are theirs, one after the other, then the sums of their values beside the
-// chunk's greatest score; the groups' sums are added in their order, and a second kernel adds the chunks' in theirs. So a row's bits
-// follow from its position and from what it sees alone. All is in fp32.
+// A sequence's keys are cut into chunks of 128, at whole multiples of 128 from its first position. A block has one
+// chunk of one head. Its groups of lanes, with 8 columns a lane, compute the scores of their keys one after the other,
+// then the weighted sums of their values, relative to the chunk's greatest score. The groups' sums are added in order,
+// and a second kernel adds those of the chunks in order. So a row's bits depend on its position and on its keys alone.
+// All arithmetic is fp32.
 //
-// Floor: the bytes of the keys and values that are seen, once; at one sequence the latency of two kernels.
+// Floor: one read of the keys and values that are attended to; with one sequence the latency of two kernels.
 #include "dialect.h"
 
-#define NOTHING __uint_as_float(0xff800000u)  // minus infinity: the score of what is not seen
+#define NOTHING __uint_as_float(0xff800000u)  // minus infinity: the score of a masked key
 
 namespace {
 
@@ -32,8 +33,8 @@ struct AttentionStep {
     u32 capacity;
     u32 heads;
     u32 width;   // p
-    u32 window;  // the most positions that a query sees
-    u32 chunks;  // of a head, as many as any query can see
+    u32 window;  // the most positions that a query attends to
+    u32 chunks;  // of a head, enough for the longest query
     float scale;
     u32 wide;  // whether rows are loaded 16 bytes at a time
     u32 group;  // heads of queries that share one of keys and values
@@ -48,20 +49,20 @@ struct AttentionStepSums {
     u32 unused;
 };
 
-// The keys that the query of a sample sees: from `begin` on, up to `end`; none where the cache is full.
-struct Sight {
+// The keys that the query of a sample attends to: from `begin` up to `end`; none where the cache is full.
+struct MaskRange {
     u32 begin, end;
 
     __device__ __forceinline__ u32 first_chunk() const { return begin / CHUNK; }
 };
-DEVICE Sight sight_of(u32 past, u32 window, u32 capacity) {
-    Sight sight;
-    sight.end = past < capacity ? past + 1 : 0;
-    sight.begin = sight.end > window ? sight.end - window : 0;
-    return sight;
+DEVICE MaskRange mask_range_of(u32 past, u32 window, u32 capacity) {
+    MaskRange range;
+    range.end = past < capacity ? past + 1 : 0;
+    range.begin = range.end > window ? range.end - window : 0;
+    return range;
 }
 
-// Columns of a row as they come from memory.
+// Columns of a row in the form of memory.
 struct Columns {
 #if ACTIVATION_BF16
     u32 pairs[COLUMNS / 2];
@@ -71,7 +72,7 @@ struct Columns {
     __device__ __forceinline__ float at(u32 i) const { return values[i]; }
 #endif
 };
-// The columns from `first` on, zero where there are none or `inside` says so.
+// The columns from `first` on; zero for columns that do not exist, and where `inside` is false.
 DEVICE Columns read_columns(const activation* row, u32 first, u32 width, bool inside, bool wide) {
     Columns columns = {};
     if (!inside || first >= width) return columns;
@@ -106,7 +107,7 @@ template <u32 P>
 DEVICE void attend(const AttentionStep& arguments) {
     constexpr u32 LANES = P / COLUMNS, GROUPS = THREADS / LANES;
     constexpr u32 KEYS = CHUNK / GROUPS;             // of a group
-    constexpr u32 BATCH = KEYS < 8 ? KEYS : 8;       // whose columns are on their way at once
+    constexpr u32 BATCH = KEYS < 8 ? KEYS : 8;       // keys whose columns are in flight at once
     __shared__ float maxima[THREADS / 32];
     __shared__ float sums[GROUPS][P];
     __shared__ float weights[GROUPS];
@@ -114,11 +115,11 @@ DEVICE void attend(const AttentionStep& arguments) {
     const u32 head = blockIdx.x / arguments.chunks % arguments.heads;
     const u32 sample = blockIdx.x / arguments.chunks / arguments.heads;
     const u32 past = arguments.past[sample], width = arguments.width;
-    const Sight sight = sight_of(past, arguments.window, arguments.capacity);
-    const u32 first = (sight.first_chunk() + blockIdx.x % arguments.chunks) * CHUNK;
+    const MaskRange range = mask_range_of(past, arguments.window, arguments.capacity);
+    const u32 first = (range.first_chunk() + blockIdx.x % arguments.chunks) * CHUNK;
     release_next();
     await_previous();
-    if (first >= sight.end) return;
+    if (first >= range.end) return;
 
     const bool wide = arguments.wide != 0;
     const u32 column = lane * COLUMNS, head_column = head * width;
@@ -129,9 +130,9 @@ DEVICE void attend(const AttentionStep& arguments) {
     const activation* const values = arguments.values + sample_start;
     const activation* const new_key = arguments.k + sample * arguments.k_stride + shared_column;
     const activation* const new_value = arguments.v + sample * arguments.v_stride + shared_column;
-    // The group's key i, and whether it is seen.
+    // The group's key i, and whether the query attends to it.
     auto key_of = [&](u32 i) { return first + i * GROUPS + group; };
-    auto is_seen = [&](u32 key) { return key >= sight.begin && key < sight.end; };
+    auto is_unmasked = [&](u32 key) { return key >= range.begin && key < range.end; };
 
     const Columns query =
         read_columns(arguments.q + sample * arguments.q_stride + head_column, column, width, true, wide);
@@ -145,11 +146,11 @@ DEVICE void attend(const AttentionStep& arguments) {
         for (u32 i = 0; i < BATCH; i++) {
             const u32 key = key_of(batch + i);
             const activation* const row = key == past ? new_key : keys + key * stride;
-            held[i] = read_columns(row, column, width, is_seen(key), wide);
+            held[i] = read_columns(row, column, width, is_unmasked(key), wide);
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            // Where it is formed again, AMD's compiler need not hold for all keys at once which of them are seen.
+            // Recomputed here, so that AMD's compiler need not keep it for all keys at once.
             const u32 key = formed_anew(key_of(batch + i));
             float sum = 0.0f;
 #pragma unroll
@@ -157,18 +158,18 @@ DEVICE void attend(const AttentionStep& arguments) {
 #pragma unroll
             for (u32 mask = 1; mask < LANES; mask *= 2) sum += shuffle_xor(sum, mask);
             const float score = fmaf(sum, scale, -slope * static_cast<float>(past - key));
-            scores[batch + i] = is_seen(key) ? score : NOTHING;
+            scores[batch + i] = is_unmasked(key) ? score : NOTHING;
             greatest = fmaxf(greatest, scores[batch + i]);
         }
     }
-    // The first values are on their way before the greatest score is known.
+    // The first loads of values are in flight before the greatest score is known.
     Columns held[BATCH];
     auto load_values = [&](u32 batch) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
             const u32 key = formed_anew(key_of(batch + i));
             const activation* const row = key == past ? new_value : values + key * stride;
-            held[i] = read_columns(row, column, width, is_seen(key), wide);
+            held[i] = read_columns(row, column, width, is_unmasked(key), wide);
         }
     };
     load_values(0);
@@ -209,7 +210,7 @@ DEVICE void attend(const AttentionStep& arguments) {
         part[width] = total;
         part[width + 1] = greatest;
     }
-    // Of the heads that share them, the first brings the new key and value.
+    // Among the heads that share a key and value, the first one writes the new key and value.
     if (past < first || past >= first + CHUNK || head % arguments.group != 0) return;
     const u64 entry = sample_start + past * stride;
     for (u32 i = thread; i < width; i += THREADS) {
@@ -232,8 +233,8 @@ KERNEL(attention_step_sums, THREADS, 1, AttentionStepSums) {
     const u32 width = arguments.width, row = width + 2;
     release_next();
     await_previous();
-    const Sight sight = sight_of(arguments.past[sample], arguments.window, arguments.capacity);
-    const u32 chunks = (sight.end + CHUNK - 1) / CHUNK - sight.first_chunk();
+    const MaskRange range = mask_range_of(arguments.past[sample], arguments.window, arguments.capacity);
+    const u32 chunks = (range.end + CHUNK - 1) / CHUNK - range.first_chunk();
     const float* const parts = arguments.parts + static_cast<u64>(blockIdx.x) * arguments.chunks * row;
     float greatest = NOTHING;
 #pragma unroll 4

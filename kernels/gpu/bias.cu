@@ -16,7 +16,7 @@ DEVICE void add_bias(const RowMap& arguments) {
 template <Access ACCESS>
 DEVICE void clamp(const RowMap& arguments) {
     const float limit = arguments.limit;
-    // A NaN stays.
+    // A NaN stays a NaN.
     map_rows<activation, ACCESS, Reads::X>(arguments, [limit](float x, float) {
         return x > limit ? limit : x < -limit ? -limit : x;
     });
@@ -53,7 +53,7 @@ struct BiasBackward {
     u32 width;  // n
 };
 
-// A thread for each pack of columns of each run of rows, from +0.0 in order.
+// A thread for each pack of columns of each run of rows; sums begin at +0.0 and are in order.
 template <Access ACCESS>
 DEVICE void sum_run(const BiasBackward& arguments) {
     const u32 width = arguments.width;

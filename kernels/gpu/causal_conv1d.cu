@@ -38,13 +38,13 @@ struct Walk {
     u32 out_stride;
     u32 last;
     Filter<TAPS, LANES> filter;
-    // The inputs of a batch, after the BEFORE before them.
+    // The inputs of a batch, after the BEFORE inputs that precede it.
     Pack<LANES> inputs[BEFORE + BATCH];
 #if DOCUMENTS
-    u32 beginnings;  // Of the run.
+    u32 beginnings;  // The bits of the run.
 #endif
 
-    // WHOLE: the run has all positions of the batch. A store that asks is a branch, which the others wait for.
+    // WHOLE: the run has all positions of the batch. A conditional store is a branch, which the other threads wait for.
     template <bool WHOLE>
     __device__ __forceinline__ void convolve(u32 first) {
         activation* const start = out + static_cast<u64>(first) * out_stride;
@@ -101,7 +101,7 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
     walk.beginnings = bits_from(beginnings, run.first, arguments.positions);
     forget_before<TAPS - 1>(walk.inputs, bits_before<TAPS - 1>(beginnings, run.first));
 #endif
-    // Two batches at a turn, so that neither is moved to where the other was.
+    // Two batches in one iteration, so that neither has to be moved to the registers of the other.
     for (u32 first = run.first; first < run.last; first += 2 * BATCH) {
         const u32 second = first + BATCH;
         if (second < run.last) x.load(odd, second);
@@ -124,7 +124,7 @@ KERNEL(causal_conv1d_silu_forward_long_documents, CONV_THREADS, 4, CausalConv1dS
     forward<16, 1>(arguments);
 }
 #else
-// Two channels a thread, whose rows are aligned to them. Two batches of fp32 are twice the registers of bf16.
+// Two channels a thread, in rows aligned to pairs. Two batches of fp32 take twice the registers of bf16.
 KERNEL(causal_conv1d_silu_forward_wide, CONV_THREADS, ACTIVATION_BF16 ? 8 : 5, CausalConv1dSiluForward) {
     forward<4, 2>(arguments);
 }
@@ -138,11 +138,11 @@ KERNEL(causal_conv1d_silu_forward_long, CONV_THREADS, 4, CausalConv1dSiluForward
 
 struct CausalConv1dSiluPiece {
     activation* out;      // [b t, e], rows out_stride apart
-    float* state;         // [b, e, k - 1], the inputs before the piece, oldest first; moved on
+    float* state;         // [b, e, k - 1], the inputs before the piece, oldest first; advanced
     const activation* x;  // [b t, e], rows x_stride apart
     const float* weight;  // [e, k]
     const float* bias;    // [e], or null
-    const u32* lengths;   // [b]: positions that there are of each sample; null where there are t
+    const u32* lengths;   // [b]: the new positions of each sample; null where all have t
     u64 out_stride;
     u64 x_stride;
     u32 positions;  // t
@@ -153,7 +153,8 @@ struct CausalConv1dSiluPiece {
 };
 
 constexpr u32 PIECE_THREADS = 256;
-// Positions of a thread: no fewer than a filter reaches back, so that only a sample's first section sees the state.
+// Positions of a thread: at least as many as a filter reaches back, so that only a sample's first section reads the
+// state.
 constexpr u32 SECTION = 16;
 
 // A thread for each channel of each sample and section of positions. An element's sum has one order, whatever the piece.
@@ -207,7 +208,8 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
     }
     if (section > 0) return;
     if (end == there) {
-        // The newest inputs are at hand: no store waits for a load. Which taps there are is asked anew, not held since before.
+        // The newest inputs are in registers: no store waits for a load. Taps are compared again here, to keep no
+        // result since before.
         const u32 count = formed_anew(held);
 #pragma unroll
         for (u32 tap = 0; tap < TAPS; tap++) {
@@ -215,7 +217,7 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
         }
         return;
     }
-    // Of inputs that were there before, the newer ones move up.
+    // Inputs that stay in the state move to older places.
     for (u32 tap = 0; tap < held; tap++) {
         const u32 at = there + tap;
         state[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);

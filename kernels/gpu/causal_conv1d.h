@@ -7,14 +7,14 @@ constexpr u32 CONV_CHANNEL_THREADS = 32;
 constexpr u32 CONV_RUNS = 4;
 constexpr u32 CONV_THREADS = CONV_CHANNEL_THREADS * CONV_RUNS;
 
-// What one thread does of its block.
+// The part of a block that one thread computes.
 struct Run {
     u64 sample_row;  // The sample's first row.
     u32 column;      // The thread's first channel, counted from the block's.
-    u32 channel;     // The same of all; one that is there, where the thread has none.
-    u32 first;       // Its positions inside the sample; none where it has no channel.
+    u32 channel;     // The first channel among all; a valid one even if the thread has none.
+    u32 first;       // Its first position inside the sample; past the end if it has no channel.
     u32 last;
-    u32 index;  // Of the block's runs.
+    u32 index;  // The number of its run in the block.
     u32 tile;   // The block's tile of positions, counted over all samples.
     u32 block_channel;
 };
@@ -42,8 +42,8 @@ DEVICE Run run_of_thread(u32 positions, u32 channels) {
     return run;
 }
 
-// SiLU of a convolution c and its derivative are formed from c' = -log2(e) c, which a filter scaled by that yields at
-// no cost: e^-c is 2^c', and the scale leaves again through constants that are there anyhow.
+// SiLU of a convolution c and its derivative are computed from c' = -log2(e) c, which a filter scaled by that factor
+// yields at no cost: e^-c is 2^c', and constants that are needed anyway absorb the scale again.
 #define LN_2_SQUARED 0.4804530139182014f
 
 // silu(c) = c' / (-log2(e) (1 + 2^c')).
@@ -120,14 +120,13 @@ DEVICE Pack<LANES> widened(const Row<LANES>& row) {
     return pack;
 }
 
-// Takes the COUNT inputs before a document's first for zero.
+// Sets the COUNT inputs before the first position of a document to zero.
 template <u32 COUNT, u32 LANES>
 DEVICE void forget(Pack<LANES>* inputs) {
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) inputs[i] = filled<LANES>(0.0f);
 }
-// Of the COUNT inputs before a run, takes those for zero that are followed by the beginning of a document, whose
-// bits are given.
+// Among the COUNT inputs before a run, sets those to zero that precede the beginning of a document; its bits are given.
 template <u32 COUNT, u32 LANES>
 DEVICE void forget_before(Pack<LANES>* inputs, u32 beginnings) {
 #pragma unroll
@@ -145,8 +144,8 @@ struct Rows {
         return reinterpret_cast<const Row<LANES>*>(sample + static_cast<u64>(position) * stride);
     }
 
-    // BATCH rows from position `first`, each given to `use(i, place)`; after the last row, it again. No load depends
-    // on whether its result is wanted, so that all of a batch are in flight at once.
+    // Calls `use(i, place)` for each of BATCH rows from position `first`; after the last row, for that row again. No
+    // load depends on whether its result is wanted, so that all loads of a batch are in flight at once.
     template <u32 BATCH, class Use>
     __device__ __forceinline__ void each(u32 first, const Use& use) const {
         if (first + BATCH <= positions) {

@@ -1,17 +1,17 @@
-// The gradients of causal depthwise convolution and SiLU. With a[row] the convolution before SiLU, formed again from x:
+// The gradients of causal depthwise convolution and SiLU. With a[row] the convolution before SiLU, recomputed from x:
 //
 //   g[row]       = dout[row] silu'(a[row])
 //   dx[row]      = sum over j of weight[e, j] g[row + (k - 1) - j], inside the sample
 //   dweight[e, j] = sum over the grain's rows of g[row] x[row - (k - 1) + j];   dbias[e] = sum of g[row]
 //
-// Floor: dout and x read, dx written once, 6 bytes an element of bf16: 0.070 ms at (2, 4096, 5376) and
-// 3.75 TB/s. Arithmetic is about 24 instructions an element and 32 are issued: 0.046 ms, too much for registers to
-// hold the rows that are on their way as well, so these wait in shared memory.
+// Floor: dout and x read, dx written once, 6 bytes an element of bf16: 0.070 ms at (2, 4096, 5376) and 3.75 TB/s.
+// Arithmetic is about 24 instructions an element and 32 are issued: 0.046 ms. That leaves too few registers to hold the
+// rows in flight as well, so these wait in shared memory.
 //
-// A thread walks a run of positions of a few channels. The last dx of a run want g of the k - 1 positions after it:
-// the thread that walks the next run hands them over, or, where another block walks it, they are formed again. Sums
-// over positions are those of a run, then of the runs of a block in order, then (a second kernel) of the blocks of
-// a grain in order.
+// A thread walks a run of positions of a few channels. The last dx of a run need g of the k - 1 positions after it: the
+// thread of the next run hands them over or, where that run is in another block, they are recomputed. Sums over
+// positions are those of a run, then of the runs of a block in order, then (in a second kernel) of the blocks of a
+// grain in order.
 #include "dialect.h"
 #include "documents.h"
 #include "pack.h"
@@ -19,7 +19,7 @@
 
 struct CausalConv1dSiluBackward {
     activation* dx;          // [b t, e], rows dx_stride apart
-    float* partials;         // [tiles of all samples, TAPS + 1, e]: of the taps, then of the bias
+    float* partials;         // [tiles of all samples, TAPS + 1, e]: for the taps, then for the bias
     const activation* dout;  // [b t, e], rows dout_stride apart
     const activation* x;     // [b t, e], rows x_stride apart
     const float* weight;     // [e, k]
@@ -36,8 +36,8 @@ struct CausalConv1dSiluBackward {
 constexpr u32 RUN_POSITIONS = 64;
 static_assert(RUN_POSITIONS % WORD_POSITIONS == 0, "a run has whole words");
 
-// The rows that a thread reads, BATCH positions at a turn. STAGES - 1 batches are copied to the thread's own places
-// in shared memory ahead of their turn; with no stages, rows are loaded at their turn.
+// The rows that a thread reads, BATCH positions at a time. STAGES - 1 batches are copied ahead to the thread's own
+// places in shared memory; with no stages, rows are loaded when they are used.
 template <u32 LANES, u32 BATCH, u32 STAGES>
 struct Reader {
     static constexpr u32 STAGE_ROWS = 2 * BATCH * CONV_THREADS;
@@ -46,8 +46,8 @@ struct Reader {
     Rows<LANES> x;
     Rows<LANES> dout;
     Row<LANES>* slots;  // [STAGES, x and dout, BATCH, threads], from the thread's first.
-    u32 next;           // The first position of the next batch that is asked for.
-    u32 end;            // Where positions that are wanted end.
+    u32 next;           // The first position of the next batch to be requested.
+    u32 end;            // The end of the positions that are needed.
     u32 asked_stage;
     u32 taken_stage;
 
@@ -94,11 +94,11 @@ struct Reader {
     }
 };
 
-// How a batch lies to its run.
+// The position of a batch in its run.
 enum class Part {
-    FIRST,  // whole, and its run's first: dx of the positions before it are another's
+    FIRST,  // whole, and the first of its run: dx of the positions before it belong to another thread
     INNER,  // whole, with others of the run before it
-    ANY,    // asks for each position which of these it is, or whether it is after the run
+    ANY,    // checks for each position which of these it is, or whether it is after the run
 };
 
 // What a thread holds while it walks its run in batches of BATCH positions.
@@ -109,14 +109,14 @@ struct Walk {
     activation* dx;  // The thread's first channel of the sample's first row.
     u32 dx_stride;
     u32 positions;
-    u32 first;  // Of the run.
+    u32 first;  // The first position of the run.
     u32 last;
     Filter<TAPS, LANES> filter;
-    // Inputs and g of a batch, after the BEFORE before it. g before the run belongs to another thread, and is
-    // multiplied with nothing here.
+    // Inputs and g of a batch, after the BEFORE ones that precede it. g before the run belongs to another thread, and
+    // is multiplied by zero here.
     Pack<LANES> inputs[BEFORE + BATCH];
     Pack<LANES> gradients[BEFORE + BATCH];
-    // Over positions, of g scaled: of the taps' gradients, and of the bias's.
+    // Sums over positions of scaled g: for the gradients of the taps, and for that of the bias.
     Pack<LANES> sums[TAPS + 1];
     const u32* sample_beginnings;
     u32 beginnings;  // Of documents: a bit for each of the inputs.
@@ -135,7 +135,7 @@ struct Walk {
         }
     }
 
-    // The inputs before the run are there: takes those of other documents for zero.
+    // The inputs before the run have arrived: sets those of other documents to zero.
     __device__ __forceinline__ void forget_others() {
         if (DOCUMENTS) {
             beginnings = bits_before<BEFORE>(sample_beginnings, first);
@@ -143,7 +143,7 @@ struct Walk {
         }
     }
 
-    // Learns which of a batch's positions, from `start`, begin documents.
+    // Reads which positions of a batch, from `start`, begin documents.
     __device__ __forceinline__ void mark(u32 start) {
         static_assert(WORD_POSITIONS % BATCH == 0, "a batch is within a word");
         if (DOCUMENTS) {
@@ -152,7 +152,7 @@ struct Walk {
         }
     }
 
-    // Asks for the batch from `start`.
+    // Requests the batch from `start`.
     template <class Reader>
     __device__ __forceinline__ void take(Reader& reader, u32 start) {
         mark(start);
@@ -165,7 +165,7 @@ struct Walk {
         }
     }
 
-    // g, times -ln(2), where dout was.
+    // g, times -ln(2), in place of dout.
     __device__ __forceinline__ void differentiate(u32 i, bool inside) {
         if (DOCUMENTS && (beginnings >> (BEFORE + i) & 1)) forget<BEFORE>(inputs + i);
 #pragma unroll
@@ -188,10 +188,10 @@ struct Walk {
         }
     }
 
-    // dx of the position BEFORE before place i, all of whose parts are known there. The scales of weights and g
+    // dx of the position BEFORE before place i; all of its parts are known at this point. The scales of weights and g
     // are each other's reciprocals.
     __device__ __forceinline__ Pack<LANES> ended(u32 i) const {
-        // Of the positions after it.
+        // The documents of the positions after it.
         const u32 after = DOCUMENTS ? beginnings >> (i + 1) : 0;
         Pack<LANES> dx_ended;
 #pragma unroll
@@ -233,7 +233,7 @@ struct Walk {
         if (DOCUMENTS) beginnings >>= BATCH;
     }
 
-    // The run's last dx, once the g after the run stand where those of a batch do.
+    // The run's last dx, once the g after the run are in the places of a batch.
     __device__ __forceinline__ void finish() const {
 #pragma unroll
         for (u32 i = 0; i < BEFORE; i++) {
@@ -242,7 +242,7 @@ struct Walk {
     }
 };
 
-// g at the first positions of a block's runs, which the runs before them want.
+// g at the first positions of a block's runs, which the runs before them need.
 template <u32 BEFORE, u32 LANES>
 struct alignas(16) Handed {
     float g[CONV_RUNS][BEFORE][CONV_CHANNEL_THREADS * LANES];
@@ -257,12 +257,12 @@ struct alignas(16) Handed {
     }
 };
 
-// Walks a run but for the last dx of one that `awaits` what the next run gives.
+// Walks a run, except for the last dx of a run that `awaits` the g of the next run.
 template <u32 TAPS, u32 LANES, u32 BATCH, class Reader, class Handed>
 DEVICE void walk_run(Walk<TAPS, LANES, BATCH>& walk, Reader& reader, Handed& handed, const Run& run,
                      bool awaits) {
     constexpr u32 BEFORE = TAPS - 1;
-    // Whether the first batch has all that the run before wants.
+    // Whether the first batch has all the g that the run before needs.
     constexpr bool GIVES = BEFORE <= BATCH;
     if (GIVES && run.last - run.first == RUN_POSITIONS) {
         walk.template batch<Part::FIRST>(reader, run.first);
@@ -353,7 +353,7 @@ KERNEL(causal_conv1d_silu_backward_long_documents, CONV_THREADS, 2, CausalConv1d
     backward<16, 1, 8, 0>(arguments);
 }
 #else
-// As many channels as 8 bytes hold, whose rows are aligned to them. AMD has no copies that wait in shared memory.
+// As many channels as fill 8 bytes, in rows aligned to that. AMD has no asynchronous copies to shared memory.
 KERNEL(causal_conv1d_silu_backward_wide, CONV_THREADS, 4, CausalConv1dSiluBackward) {
     backward<4, 8 / sizeof(activation), 4, ON_AMD ? 0 : 3>(arguments);
 }
@@ -377,7 +377,8 @@ struct CausalConv1dSumPartials {
     u32 grains;
 };
 
-// A block's threads share out the channels of one tap, or the bias, of one grain: each its tiles in order, from +0.0.
+// The threads of a block divide the channels of one tap, or the bias, of one grain: each adds the tiles of its channels
+// in order, from +0.0.
 KERNEL(causal_conv1d_sum_partials, 256, 1, CausalConv1dSumPartials) {
     constexpr u32 BATCH = 8;
     const u32 width = arguments.width;

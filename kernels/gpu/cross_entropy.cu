@@ -2,12 +2,11 @@
 //
 //   losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target];   dlogits = s (softmax - one_hot(target))
 //
-// Floor: logits read and written once, 4 bytes a logit of bf16: 0.25 ms for 4,096 rows of 65,024 at 4.3
-// TB/s. They are read once more, for the gradient: a row is 130 KB, so the rows that are being worked on stay in the
-// second-level cache.
+// Floor: logits read and written once, 4 bytes a logit of bf16: 0.25 ms for 4,096 rows of 65,024 at 4.3 TB/s. The
+// gradient reads them a second time: a row is 130 KB, so the rows in work stay in the second-level cache.
 //
-// The terms of the other tokens are summed without the target's: of a target that is nearly certain, what
-// they leave of the loss and of its gradient would drown in the rounding of 1.
+// The terms of the other tokens are summed without the target's: if the target is nearly certain, their part of the
+// loss and of its gradient would be lost in the rounding of 1.
 #include "dialect.h"
 #include "pack.h"
 
@@ -16,8 +15,8 @@ constexpr u32 LOGITS = 16 / sizeof(activation);
 // Packs that a thread has in flight.
 constexpr u32 BATCH = 4;
 
-// The greatest finite number, negated: below every logit but an infinite one, so that no difference from
-// it is of two infinities.
+// The negative of the greatest finite number: below every logit but an infinite one, so that no difference from it is
+// of two infinities.
 #define LOWEST (-3.402823466e38f)
 #define IGNORED_TARGET 0xffffffffu
 
@@ -52,7 +51,7 @@ struct Exponentials {
     float greatest;
     float sum;
 
-    // A NaN is not the greatest, but makes the sum one.
+    // A NaN never is the greatest, but it makes the sum a NaN.
     __device__ __forceinline__ void rescale(float to) {
         sum *= exp_fast(greatest - to);
         greatest = to;
@@ -142,15 +141,15 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
     const float target_term = exp_fast(target_logit - greatest);
     const float sum = sum_of_others + target_term;
     if (threadIdx.x == 0) {
-        // Where the target is the greatest its term is 1, or NaN if the logit is infinite.
+        // If the target is the greatest, its term is 1, or NaN if the logit is infinite.
         arguments.losses[row] = target_logit == greatest
                                     ? log1pf(sum_of_others / target_term)
                                     : (greatest - target_logit) + logf(sum);
     }
     if (!arguments.with_gradient) return;
 
-    // Every thread has read the target's logit: block_sum is a barrier, or, where the block is one warp, its shuffles wait for
-    // all lanes, each with a sum that its read of the logit went into.
+    // By now every thread has read the target's logit: block_sum is a barrier or, where the block is one warp, its
+    // shuffles wait for all lanes, each with a sum that depends on its read of the logit.
     const float reciprocal = 1.0f / sum;
     for_each_pack<THREADS, ACCESS>(logits, vocab_size, scale, [&](u32 column, Logits& pack) {
 #pragma unroll
@@ -158,7 +157,8 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
             const float probability = exp_fast(pack.at[i] - greatest) * reciprocal;
             pack.at[i] = (column + i == target ? -sum_of_others / sum : probability) * scale;
         }
-        // The padding of a whole pack receives the exponential of minus infinity, which is its zero.
+        // The padding of a whole pack receives the exponential of minus infinity, which is the zero that padding must
+        // hold.
         store<LOGITS, ACCESS>(logits + column, pack, vocab_size - column);
     });
     const u32 whole = (vocab_size + LOGITS - 1) / LOGITS * LOGITS;

@@ -1,7 +1,7 @@
-// The language that every kernel here is written in: what CUDA, HIP and the CPU emulator share, and
-// one spelling for what differs. Kernels include nothing else.
+// The language of every kernel here: the common part of CUDA, HIP and the CPU emulator, and one spelling for each thing
+// that differs. Kernels include no header from outside this folder.
 //
-// Rules that keep a kernel's bits its own:
+// Rules that keep a kernel's bits independent of compilers and devices:
 //   - The compilers are told never to contract a product and a sum (--fmad=false, -ffp-contract=off):
 //     where a fused multiply-add is wanted, fmaf says so. So a loop's tail rounds as its body does.
 //   - No floating-point atomics; sums have a fixed order. WARP (32 or 64) is never assumed.
@@ -54,7 +54,8 @@ typedef long long i64;
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Arguments arguments)
 #endif
 
-// KERNEL_OF_MAPS: the same, of a struct that holds maps of tiles: the copy engine reads them where the launch has left them.
+// KERNEL_OF_MAPS: the same for a struct that holds tile maps: the copy engine reads them in the launch's parameter
+// memory.
 #if ON_NVIDIA
 #define KERNEL_OF_MAPS(name, threads, blocks, Arguments)               \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name( \
@@ -72,7 +73,8 @@ typedef long long i64;
     T* const name = reinterpret_cast<T*>(dynamic_shared_memory)
 #endif
 
-// SHARED_ALIGNED(T, name, alignment): the same, for what must begin at a multiple of more than 16 bytes; the emulator needs none.
+// SHARED_ALIGNED(T, name, alignment): the same for data that must begin at a multiple of more than 16 bytes; the
+// emulator needs none.
 #if defined(EMULATOR)
 #define SHARED_ALIGNED(T, name, alignment) SHARED(T, name)
 #else
@@ -81,8 +83,9 @@ typedef long long i64;
     T* const name = reinterpret_cast<T*>(aligned_shared_memory)
 #endif
 
-// SHARED_BYTES(kernel, bytes): how much of it each launch of the kernel gives. The emulator refuses another number, and
-// what compiles for AMD leaves it to be read by tools: there it bounds how many blocks a compute unit holds.
+// SHARED_BYTES(kernel, bytes): the dynamic shared memory of each launch of the kernel. The emulator refuses another
+// number. For AMD the number is compiled in for tools to read: shared memory bounds how many blocks a compute unit
+// holds.
 #if defined(EMULATOR)
 #define SHARED_BYTES(kernel, bytes) extern "C" EXPORTED const u32 kernel##_shared_bytes = (bytes)
 #elif ON_AMD
@@ -102,7 +105,7 @@ struct bf16 {
 DEVICE float widen(float x) { return x; }
 DEVICE float widen(bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
 
-// To nearest, ties to even; a NaN stays one.
+// To nearest, ties to even; a NaN stays a NaN.
 DEVICE u32 bf16_bits(float x) {
     const u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
@@ -159,8 +162,8 @@ DEVICE activation rounded(float x) {
     return out;
 }
 
-// `x`, of which the compiler knows no more than that: what is formed from it is formed here, not held in registers since
-// before.
+// `x`, hidden from the compiler: results computed from it are computed here, not kept in registers since an earlier
+// place.
 DEVICE u32 formed_anew(u32 x) {
 #if ON_NVIDIA
     asm volatile("" : "+r"(x));
@@ -170,8 +173,8 @@ DEVICE u32 formed_anew(u32 x) {
     return x;
 }
 
-// GROUP_PRODUCTS: whether groups of warps multiply together (group_product.h), as Hopper's do, where nothing else is said; the
-// emulator is told.
+// GROUP_PRODUCTS: whether groups of warps multiply together (group_product.h). The default is 1 on Hopper and 0
+// elsewhere; the emulator sets it.
 #if !defined(GROUP_PRODUCTS)
 #if ON_NVIDIA && ACTIVATION_BF16 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GROUP_PRODUCTS 1
@@ -237,12 +240,12 @@ DEVICE float silu_derivative(float x) {
 // --- warps ------------------------------------------------------------------------------------------
 
 #if ON_AMD
-// `x` of another lane of sixteen, which the arithmetic unit fetches itself: AMD's data-parallel primitives.
+// `x` of another lane among sixteen, which the arithmetic unit fetches directly: AMD's data-parallel primitives.
 template <int CONTROL>
 DEVICE float of_near_lane(float x) {
     return __int_as_float(__builtin_amdgcn_mov_dpp(__float_as_int(x), CONTROL, 0xf, 0xf, true));
 }
-// A mask that the compiler knows and that has such a primitive takes it; others go by way of shared memory's crossbar.
+// A mask known at compile time with such a primitive uses it; others use the crossbar of shared memory.
 DEVICE float shuffle_xor(float x, u32 mask) {
     if (__builtin_constant_p(mask)) {
         if (mask == 1) return of_near_lane<0xb1>(x);   // quad_perm [1, 0, 3, 2]
@@ -302,7 +305,7 @@ DEVICE T block_sum(T x, T* partial) {
 
 // --- copies from global to shared memory that may overlap with arithmetic ------------------------------
 
-// 16 bytes, both ends aligned to 16. Where the device has no such copy, it is done at once.
+// 16 bytes, both ends aligned to 16. On a device without such copies the data is copied at once.
 DEVICE void copy_async_16(void* shared, const void* global) {
 #if ON_NVIDIA
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
@@ -336,9 +339,9 @@ DEVICE void copy_async_wait() {
 #endif
 }
 
-// --- work that blocks hand to one another ----------------------------------------------------------------
+// --- messages between blocks -------------------------------------------------------------------------------
 
-// How many came here before.
+// The number of earlier arrivals.
 DEVICE u32 take_number(u32* counter) { return atomicAdd(counter, 1u); }
 // Sets `flag`: a block that sees it there (`seen`) finds all that this block wrote before its last barrier.
 DEVICE void publish(u32* flag, u32 value) {
@@ -350,7 +353,7 @@ DEVICE void publish(u32* flag, u32 value) {
     __atomic_store_n(flag, value, __ATOMIC_RELEASE);
 #endif
 }
-// What `flag` holds now. Other threads of the block find what was published after the next barrier.
+// The present value of `flag`. Other threads of the block may read the published data after the next barrier.
 DEVICE u32 seen(const u32* flag) {
 #if ON_NVIDIA
     u32 value;
@@ -362,7 +365,7 @@ DEVICE u32 seen(const u32* flag) {
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 #endif
 }
-// Waits for a moment, between looks at a flag.
+// Waits briefly, between two reads of a flag.
 DEVICE void rest() {
 #if ON_NVIDIA
     __nanosleep(64);
@@ -375,15 +378,17 @@ DEVICE void rest() {
 
 // --- kernels that overlap --------------------------------------------------------------------------------
 
-// A kernel of a recording may begin while the one before it still runs (`Start::Early` of gpu/driver.rs): its blocks then wait where
-// the other's leave room, with what they read of parameters on its way. Elsewhere these words do nothing.
+// A kernel of a recording may begin while the one before it still runs (`Start::Early` of gpu/driver.rs): its blocks
+// then use the room that the other's leave, and may already load parameters. On other devices these functions do
+// nothing.
 //
-// Of such a kernel every thread calls await_previous, before it reads what another kernel writes and before it writes anything. Then
-// any chain of kernels is sound, however many of them have begun: a kernel ends only when all of its threads have, so it ends after
-// the one before it, and that after its own; and a kernel that does not begin early begins when all before it have ended. So what
-// awaits the kernel before it finds what any of them wrote, and writes over nothing that one of them has yet to read. Before it, a
-// thread may load what no kernel of the recording writes, and `fetch_ahead` anything: the cache that all multiprocessors share holds
-// nothing that is out of date. A recording as a whole begins when everything before it has ended.
+// Every thread of such a kernel calls await_previous, before it reads what another kernel writes and before it writes
+// anything. Then any chain of kernels is correct, however many of them have begun: a kernel ends only when all of its
+// threads have ended, so it ends after the kernel before it, which ends after its own predecessor; and a kernel that
+// does not begin early begins when all kernels before it have ended. So after await_previous a kernel finds everything
+// that earlier kernels wrote, and overwrites nothing that one of them has yet to read. Before that call, a thread may
+// load data that no kernel of the recording writes, and `fetch_ahead` anything: the cache that all multiprocessors
+// share is always up to date. A recording as a whole begins when all earlier work has ended.
 #if ON_NVIDIA && defined(__CUDA_ARCH__)
 #if __CUDA_ARCH__ >= 900
 #define EARLY_STARTS 1
@@ -393,13 +398,13 @@ DEVICE void rest() {
 #define EARLY_STARTS 0
 #endif
 
-// Lets the next kernel begin, once all blocks have come here or have ended.
+// Lets the next kernel begin, once all blocks have reached this point or have ended.
 DEVICE void release_next() {
 #if EARLY_STARTS
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-// Waits until the kernel before this one has ended, and all before that.
+// Waits until the kernel before this one has ended, and so all kernels before that.
 DEVICE void await_previous() {
 #if EARLY_STARTS
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -407,7 +412,7 @@ DEVICE void await_previous() {
     emulator::await_previous();
 #endif
 }
-// Has the line of `global` fetched to the cache that all multiprocessors share.
+// Prefetches the line of `global` into the cache that all multiprocessors share.
 DEVICE void fetch_ahead(const void* global) {
 #if EARLY_STARTS
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
@@ -416,9 +421,9 @@ DEVICE void fetch_ahead(const void* global) {
 
 // --- faults -----------------------------------------------------------------------------------------
 
-// What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest
-// row whose token lies outside the vocabulary, in the upper half, and the token. All ones: no fault. Each kernel that looks
-// tokens up has one of its own.
+// The error that a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest row
+// whose token lies outside the vocabulary, in the upper half, and the token. All ones: no error. Each kernel that looks
+// up tokens has a Fault of its own.
 struct Fault {
     u64 row_and_token;
 };

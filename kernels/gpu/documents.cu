@@ -1,4 +1,4 @@
-// What the kernels over sequences are told of documents: documents.h.
+// Writes the bits of documents.h, which the kernels over sequences read.
 #include "documents.h"
 
 struct DocumentBeginnings {

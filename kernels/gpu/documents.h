@@ -1,8 +1,8 @@
-// Where documents begin inside samples: a bit for each position, as documents.cu leaves them for the kernels over
+// Where documents begin inside samples: a bit for each position, as documents.cu writes them for the kernels over
 // sequences.
 //
-// Those kernels are compiled twice. With DOCUMENTS 1 their names end in `_documents`: there a document sees nothing of the ones
-// beside it.
+// Those kernels are compiled twice. With DOCUMENTS 1 their names end in `_documents`: there the documents of a sample
+// are independent of each other.
 #pragma once
 #include "dialect.h"
 
@@ -10,11 +10,11 @@
 #define DOCUMENTS 0
 #endif
 
-// Positions of a word. Tiles, runs and batches of positions begin at multiples of whatever divides it.
+// Positions of a word. Tiles, runs and batches of positions begin at multiples of a divisor of it.
 constexpr u32 WORD_POSITIONS = 32;
 
 // beginnings[b, ceil(t / 32)]: bit i of word w of a sample is set where its position 32 w + i begins a document and is
-// not the sample's first. Answers those of the sample whose first row is given; never called where DOCUMENTS is 0.
+// not the sample's first. Returns the words of the sample whose first row is given; not called where DOCUMENTS is 0.
 DEVICE const u32* beginnings_of(const u32* beginnings, u32 sample_row, u32 positions) {
     return beginnings + static_cast<u64>(sample_row / positions) * ((positions + WORD_POSITIONS - 1) / WORD_POSITIONS);
 }

@@ -1,12 +1,13 @@
-// A token drawn from each row of logits, of those that top-k, top-p and min-p leave.
+// Draws a token from each row of logits, among those that top-k, top-p and min-p keep.
 //
-// The definition (reference/draw.rs) adds weights exp(logit / temperature - greatest / temperature) in f64, one after the other: by falling
-// logit for top-p, by token for the draw. Sums here have another fixed order, so what a row answers is what no rounding can change: each
-// mark on the line of weights is further from the ends of the weight it falls into than `doubt`, and each weight from min-p. Other rows, and
-// those with a logit that is no finite number, answer NO_TOKEN: the host, which follows the definition, decides them.
+// The definition (reference/draw.rs) adds weights exp(logit / temperature - greatest / temperature) in f64, one after
+// the other: by falling logit for top-p, by token for the draw. Sums here have another fixed order, so this kernel
+// decides only rows that rounding cannot change: each mark on the line of weights is further than `doubt` from the ends
+// of the weight it falls into, and each weight further than that from min-p. Other rows, and rows with a logit that is
+// not a finite number, get NO_TOKEN: the host, which follows the definition, decides them.
 //
-// No row is sorted. What top-k and top-p keep is what ranks at or above a limit, which is searched for: an interval of keys that holds it is cut
-// into WAYS parts until few enough candidates are left to be sorted.
+// No row is sorted. Top-k and top-p keep the tokens that rank at or above a limit. The limit is searched for: an
+// interval of keys that holds it is cut into WAYS parts until few enough candidates are left to be sorted.
 #include "dialect.h"
 
 #define NO_TOKEN 0xffffffffu
@@ -14,12 +15,12 @@
 constexpr u32 THREADS = 512;
 constexpr u32 WARPS = THREADS / WARP;
 constexpr u32 WAYS = 8;
-// Candidates that are sorted at most.
+// The most candidates that are sorted.
 constexpr u32 CAPACITY = 2048;
 // Threads that share a segment of the columns: as many as there are segments.
 constexpr u32 SEGMENTS = 32;
 constexpr u32 OF_SEGMENT = THREADS / SEGMENTS;
-// Loads of a thread that are under way at once.
+// Loads of a thread that are in flight at once.
 constexpr u32 AHEAD = 8;
 
 struct Draw {
@@ -36,7 +37,7 @@ struct Draw {
     u32 unused;
 };
 
-// A row, and what weighs its logits.
+// A row, and the values that weigh its logits.
 struct Row {
     const float* logits;
     u32 columns;
@@ -77,7 +78,7 @@ DEVICE double exponent_of(const Row& row, float logit) {
 }
 DEVICE double weight_of(const Row& row, float logit) { return exp(exponent_of(row, logit)); }
 
-// Hands over every STEP-th column from `first` on and its logit.
+// Calls a function with every STEP-th column from `first` on and its logit.
 template <u32 STEP, class Take>
 DEVICE void for_each(const Row& row, u32 first, u32 end, Take take) {
 #pragma unroll 1
@@ -113,7 +114,7 @@ DEVICE u32 block_max(u32 x, u32* partial) {
     return greatest;
 }
 
-// Sums of `x` up to and with each thread, which `sums` holds too.
+// The sum of `x` up to and including each thread; `sums` holds them too.
 DEVICE double sum_up_to(double x, double* sums) {
     sums[threadIdx.x] = x;
     __syncthreads();
@@ -128,11 +129,13 @@ DEVICE double sum_up_to(double x, double* sums) {
     return x;
 }
 
-// A mark may not be nearer than this to the end of a weight: twice the columns roundings of 2^-53 for the definition's sums and as many for
-// sums here, of which none is larger than `whole`, and some for exponentials (within 2 ulp) and products.
+// A mark must be further than this from the end of a weight: twice as many roundings of 2^-53 as there are columns for
+// the definition's sums and as many for the sums here, none of which is larger than `whole`, and a few for exponentials
+// (within 2 ulp) and products.
 DEVICE double doubt_of(double whole, u32 columns) { return whole * (4.0 * columns + 64.0) * 0x1p-53; }
 
-// The i of begin .. end whose weight `mark` falls into, where those of begin .. i take the sum from `before` on; NO_TOKEN where that is in doubt.
+// The i of begin .. end whose weight `mark` falls into, where the weights of begin .. i add to `before`; NO_TOKEN in
+// case of doubt.
 template <class Weight>
 DEVICE u32 find(Shared& shared, double before, double mark, double doubt, u32 begin, u32 end, Weight weight) {
     if (threadIdx.x == 0) shared.found = NO_TOKEN;
@@ -149,16 +152,17 @@ DEVICE u32 find(Shared& shared, double before, double mark, double doubt, u32 be
     return shared.found;
 }
 
-// Keys of which one is that of the last candidate.
+// An interval of keys that contains the key of the last candidate.
 struct Interval {
     u32 low, high;
-    // What those above `high` measure.
+    // The measure of the keys above `high`.
     double above;
-    // How many columns have such keys.
+    // The number of columns with keys in the interval.
     u32 count;
 };
 
-// The first key of a part of an interval: of equal differences of logits, or of keys, which ends with one key whatever the logits are.
+// The first key of a part of an interval. Parts have equal differences of logits, or of keys, which reach a single key
+// for any logits.
 DEVICE u32 first_of_part(const Interval& interval, u32 part, bool by_logits) {
     const u32 low = interval.low, high = interval.high;
     if (part == 0) return low;
@@ -168,7 +172,8 @@ DEVICE u32 first_of_part(const Interval& interval, u32 part, bool by_logits) {
     return min(max(key, low), high);
 }
 
-// Measures what is in the interval from each of `firsts` on: weights, or how many there are. Leaves totals in `shared`.
+// Measures the interval from each of `firsts` on: the sum of weights, or the number of columns. Leaves totals in
+// `shared`.
 template <bool OF_WEIGHTS>
 DEVICE void measure(const Row& row, Shared& shared, const Interval& interval, const u32 (&firsts)[WAYS]) {
     double weights[WAYS] = {};
@@ -210,8 +215,8 @@ DEVICE void measure(const Row& row, Shared& shared, const Interval& interval, co
     __syncthreads();
 }
 
-// Narrows an interval to where what is measured from above reaches `mark`, a share of the whole or a count, until its candidates can be sorted or
-// have one key. Makes a share the measure itself; answers the whole.
+// Narrows an interval to where the measure from above reaches `mark`, a share of the whole or a count, until its
+// candidates can be sorted or have one key. Converts a share to the measure itself; returns the whole.
 template <bool OF_WEIGHTS>
 DEVICE double narrow(const Row& row, Shared& shared, Interval& interval, double& mark) {
     double whole = 0.0;
@@ -226,7 +231,7 @@ DEVICE double narrow(const Row& row, Shared& shared, Interval& interval, double&
             whole = shared.totals[0];
             if (OF_WEIGHTS) mark *= whole;
         }
-        // The last part from which on there is enough: those of the next are above.
+        // The last part from whose first key on the measure reaches the mark: the next parts are above the interval.
         u32 last = 0;
 #pragma unroll 1
         for (u32 part = 1; part < WAYS; part++) last += interval.above + shared.totals[part] >= mark;
@@ -242,7 +247,7 @@ DEVICE double narrow(const Row& row, Shared& shared, Interval& interval, double&
     return whole;
 }
 
-// Ranks what is in the interval, at most CAPACITY candidates: by falling logit, then by column, the lower first.
+// Ranks the candidates in the interval, at most CAPACITY: by falling logit, then by column, the lower first.
 DEVICE void rank(const Row& row, Shared& shared, const Interval& interval) {
     if (threadIdx.x == 0) shared.listed = 0;
     __syncthreads();
@@ -274,7 +279,7 @@ DEVICE void rank(const Row& row, Shared& shared, const Interval& interval) {
     }
 }
 
-// The least key of the most likely k.
+// The least key among the k most likely.
 DEVICE u32 limit_of_top_k(const Row& row, Shared& shared, Interval interval, u32 k) {
     double mark = k;
     narrow<false>(row, shared, interval, mark);
@@ -284,17 +289,17 @@ DEVICE u32 limit_of_top_k(const Row& row, Shared& shared, Interval interval, u32
         limit = static_cast<u32>(shared.ranked[k - 1 - static_cast<u32>(interval.above)] >> 32);
         __syncthreads();
     }
-    // Zeros are equal.
+    // Both zeros are equal.
     return limit == POSITIVE_ZERO ? NEGATIVE_ZERO : limit;
 }
 
-// The rank of the last candidate that top-p keeps of those in the interval, as `rank` forms it; 0 where that is in doubt.
+// The rank, as `rank` numbers them, of the last candidate in the interval that top-p keeps; 0 in case of doubt.
 DEVICE u64 limit_of_top_p(const Row& row, Shared& shared, Interval interval, double top_p) {
     double mark = top_p;
     const double whole = narrow<true>(row, shared, interval, mark);
     const double doubt = doubt_of(whole, row.columns);
     if (interval.count > CAPACITY) {
-        // All of them are equal, so they follow each other as their columns do.
+        // All of them are equal, so they rank by column.
         const u32 key = interval.low;
         const double weight = weight_of(row, logit_of(key));
         const u32 last = find(shared, interval.above, mark, doubt, 0, row.columns, [&](u32 column) {
@@ -311,14 +316,15 @@ DEVICE u64 limit_of_top_p(const Row& row, Shared& shared, Interval interval, dou
     return limit;
 }
 
-// The token of a row whose limit is known: the first whose weight, added to those before it, exceeds the share `uniform` of all.
+// The token of a row with a known limit: the first whose weight, added to those before it, exceeds the share `uniform`
+// of all.
 DEVICE u32 draw_from(const Row& row, Shared& shared, u64 limit, double min_p, double uniform) {
     bool is_doubtful = false;
     auto weight_kept = [&](u32 column, float logit) {
         const u32 key = key_of(logit);
         if (rank_of(key, column) < limit) return 0.0;
         const double exponent = exponent_of(row, logit), weight = exp(exponent);
-        // The most likely weigh 1, exactly.
+        // The most likely tokens have a weight of exactly 1.
         is_doubtful |= exponent != 0.0 && fabs(weight - min_p) < min_p * 0x1p-49;
         return weight < min_p ? 0.0 : weight;
     };
@@ -357,7 +363,7 @@ KERNEL(draw, THREADS, 1, Draw) {
     Row row = {arguments.logits + blockIdx.x * arguments.row_stride, arguments.columns, arguments.scale, arguments.temperature, 0.0};
     u32 greatest = 0, not_least = 0;
     for_each(row, [&](u32, float logit) {
-        // Above all keys of numbers.
+        // Above the keys of all numbers.
         const u32 key = is_finite(logit) ? key_of(logit) : ~0u;
         greatest = max(greatest, key);
         not_least = max(not_least, ~key);

@@ -1,15 +1,15 @@
 // Embedding: rows of a table picked by tokens, and the sums of their gradients.
 //
-// Floor: forward, rows read and written once, 8 bytes an element. Backward, dout read once, and the rows of the table that
-// some token names read and written: 4 to 12 bytes an element.
+// Floor: forward, rows read and written once, 8 bytes an element. Backward, dout read once, and the rows of the table
+// that some token names read and written: 4 to 12 bytes an element.
 //
 // The gradient of a row of the table is a sum over the rows that hold its token, in order. So the rows are first
-// grouped by token (integers only: the result does not depend on how), then a thread sums four columns of a
-// group: no atomics, and each element of the table is written by one thread.
+// grouped by token (with integers only, so that the method cannot change the result), then a thread sums four columns
+// of a group: no atomics, and each element of the table is written by one thread.
 #include "dialect.h"
 #include "pack.h"
 
-// A token outside the vocabulary is reported and stands for token 0.
+// A token outside the vocabulary is reported and treated as token 0.
 DEVICE u32 checked(u32 token, u32 row, u32 vocab_size, Fault* fault) {
     if (token < vocab_size) return token;
     if (fault) report_token(fault, row, token);
@@ -84,12 +84,12 @@ struct EmbeddingGroup {
 constexpr u32 GROUP_THREADS = 256;
 // Tokens of the vocabulary that a thread owns.
 constexpr u32 GROUP_OWN = 4;
-// Rows that a thread, and a block, looks at in one turn.
+// Rows that a thread, and a block, reads in one turn.
 constexpr u32 GROUP_ROWS = 16;
 constexpr u32 GROUP_TURN = GROUP_THREADS * GROUP_ROWS;
 
-// The sum of `x` over the threads before this one, and in `total` that over all threads. `of_warps` is shared memory
-// for a word a warp; the block must pass a barrier before it is used again.
+// The sum of `x` over the threads before this one; `total` gets that over all threads. `of_warps` is shared memory of
+// one word a warp; the block must pass a barrier before it is used again.
 DEVICE u32 sum_before(u32 x, u32* of_warps, u32& total) {
     const u32 lane = threadIdx.x % WARP;
     u32 sum = x;
@@ -111,19 +111,19 @@ DEVICE u32 sum_before(u32 x, u32* of_warps, u32& total) {
     return before;
 }
 
-// What a block keeps of a turn.
+// The shared memory of a block for one turn.
 struct Turn {
     // The turn's tokens; one word is left out after every GROUP_ROWS, so that neighbouring threads read
     // neighbouring banks.
     u32 tokens[GROUP_TURN + GROUP_THREADS];
-    // Those of the block, in order of their rows: the token, counted from the block's first, in the upper half, and the
+    // The rows of the block's tokens, in order: the token, counted from the block's first, in the upper half, and the
     // row, counted from the turn's first.
     u32 found[GROUP_TURN];
     u32 of_warps[GROUP_THREADS / WARP];
 };
 
-// Lists the rows of a turn whose tokens are the block's; answers how many, and adds up in `below` how many of the
-// thread's rows hold tokens of the blocks before.
+// Lists the rows of a turn whose tokens are the block's; returns how many, and adds to `below` how many of the thread's
+// rows hold tokens of earlier blocks.
 DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u32 first_token,
                     u32 own_tokens, Fault* fault, u32& below) {
     u32 tokens[GROUP_ROWS];
@@ -136,7 +136,7 @@ DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u
     for (u32 i = 0; i < GROUP_ROWS; i++) {
         const u32 place = threadIdx.x + i * GROUP_THREADS;
         const u32 token = checked(tokens[i], turn_row + place, arguments.vocab_size, fault);
-        // What lies past the last row is no token.
+        // A place past the last row has no token.
         turn.tokens[place + place / GROUP_ROWS] =
             turn_row + place < arguments.rows ? token : 0xffffffffu;
     }
@@ -159,13 +159,13 @@ DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u
     return found;
 }
 
-// Each block groups the rows that hold its tokens: it walks all rows twice, once to count and once to place them.
-// A thread owns tokens and walks what the block found: so rows keep their order without any sorting.
+// Each block groups the rows that hold its tokens: it reads all rows twice, once to count and once to place them. A
+// thread owns tokens and walks the block's list, so rows keep their order without sorting.
 KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
     __shared__ Turn turn;
     const u32 first_token = blockIdx.x * arguments.tokens_per_block;
     const u32 own_tokens = min(arguments.tokens_per_block, arguments.vocab_size - first_token);
-    // The thread's tokens lie side by side, so that its groups do too.
+    // The thread's tokens are consecutive, so its groups are too.
     const u32 tokens_per_thread = (arguments.tokens_per_block + GROUP_THREADS - 1) / GROUP_THREADS;
     const u32 thread_token = threadIdx.x * tokens_per_thread;
 
@@ -236,10 +236,10 @@ struct EmbeddingBackwardAdd {
 };
 
 constexpr u32 SUM_THREADS = 64;
-// Places in the order of tokens whose groups a block sums, if they begin there.
+// Places in the order of tokens; a block sums the groups that begin at its places.
 constexpr u32 SUM_PLACES = 8;
-// Rows of a group that a thread has in flight: first a few, as most tokens are rare; then many, as a frequent
-// token is a long chain of additions, which must not wait for memory too.
+// Rows of a group that a thread has in flight: first a few, as most tokens are rare; then many, as a frequent token is
+// a long chain of additions, which must not wait for memory too.
 constexpr u32 SUM_FIRST = 2;
 constexpr u32 SUM_BATCH = 8;
 
@@ -254,7 +254,7 @@ struct GroupSum {
     Pack<COLUMNS> sum;  // of the grain so far
     u64 grain_end;      // the row after the grain's last
 
-    // Adds up to COUNT rows from place `first`; answers whether the group may have more.
+    // Adds up to COUNT rows from place `first`; returns whether the group may have more.
     template <u32 COUNT>
     __device__ __forceinline__ bool add(u32 first) {
         u32 rows[COUNT];
@@ -264,7 +264,7 @@ struct GroupSum {
         for (u32 i = 0; i < COUNT; i++) {
             const TokenRow entry = arguments.grouped[min(first + i, arguments.rows - 1)];
             const bool inside = first + i < arguments.rows && token_of(entry) == token;
-            // Past the group's end the load is of a row that is near already.
+            // Past the group's end the load reads a row that is in the cache already.
             rows[i] = inside ? row_of(entry) : first_row;
             found += inside;
         }

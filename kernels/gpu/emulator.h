@@ -1,14 +1,13 @@
-// Runs kernels on the CPU: each GPU thread is a fiber, each running block has one operating-system
-// thread, and a warp has WARP (32 or 64) lanes.
+// Runs kernels on the CPU: each GPU thread is a fiber, each running block has one operating-system thread, and a warp
+// has WARP (32 or 64) lanes.
 //
-// Barriers and shuffles are where fibers change; between them a thread runs alone. With a seed, the
-// order in which the fibers of a block take their turns is random, and a warp or a thread is held back
-// for as long as any other can go on, so that a missing barrier shows as a wrong result. A barrier that
-// some threads never reach ends the launch, which answers what went wrong. Dynamic shared memory is
-// poisoned with NaN before every block.
+// Execution changes from one fiber to another at barriers and shuffles; between them a thread runs alone. With a seed,
+// the order in which the fibers of a block run is random, and a warp or a thread is held back for as long as any other
+// can continue, so that a missing barrier shows as a wrong result. A barrier that some threads never reach ends the
+// launch, which returns the error. Dynamic shared memory is poisoned with NaN before every block.
 //
-// Not modelled: caches and the memory model, races between two barriers inside one turn, copies that really
-// overlap, the rounding of a device's approximate functions.
+// Not modelled: caches and the memory model, races between two barriers inside one turn, copies that really overlap,
+// the rounding of a device's approximate functions.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -29,7 +28,7 @@
 #error "the emulator switches fibers on x86-64 alone"
 #endif
 
-// Libraries of other warp widths live in the same process, so all else is hidden.
+// Libraries of other warp widths live in the same process, so all other symbols are hidden.
 #define EXPORTED __attribute__((used, visibility("default")))
 #define __global__
 #define __device__
@@ -37,7 +36,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __restrict__ __restrict
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// One operating-system thread runs one block at a time, so what is a thread's own is the block's.
+// One operating-system thread runs one block at a time, so thread-local data belongs to the block.
 #define __shared__ static thread_local
 
 struct uint2 {
@@ -60,7 +59,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-// Pushes the callee-saved registers, stores the stack pointer, and goes on from another one.
+// Pushes the callee-saved registers, stores the stack pointer, and continues from another one.
 extern "C" void emulator_switch(void** saved_stack, void* next_stack);
 asm(R"(
 .text
@@ -92,7 +91,7 @@ struct Index {
 };
 
 struct Warp {
-    // By turns, so that a lane may leave its next value while others still read the last ones.
+    // Two, used in turn, so that a lane may leave its next value while others still read the last ones.
     uint64_t slots[2][WARP];
     unsigned live = 0, arrived = 0;
     // Counts the barriers that the warp has passed.
@@ -103,9 +102,9 @@ struct Fiber {
     void* stack = nullptr;
     unsigned index = 0;
     bool done = false;
-    // Whether it has waited for the kernel before its own.
+    // Whether the thread has waited for the kernel before this one.
     bool has_waited = false;
-    // The generation that the fiber waits to see the end of.
+    // The barrier generation whose end the fiber waits for.
     const unsigned* waits_for = nullptr;
     unsigned waits_since = 0;
 };
@@ -117,7 +116,8 @@ struct Launch {
     unsigned threads;
     size_t shared_bytes;
     uint64_t seed;
-    // Whether the kernel may begin before the one ahead of it has ended, so that all of its threads must wait for that one.
+    // Whether the kernel may begin before the one ahead of it has ended, so that all of its threads must wait for that
+    // one.
     bool must_wait;
     // Whether a block of the launch has failed.
     std::atomic<bool>* failed;
@@ -154,7 +154,7 @@ struct Block {
     char* stacks = nullptr;
     void* scheduler_stack = nullptr;
     Fiber* current = nullptr;
-    // What went wrong in this block.
+    // The error of this block.
     const char* failure = nullptr;
     unsigned live = 0, arrived = 0, generation = 0;
     int votes = 0, vote_result = 0;
@@ -189,7 +189,7 @@ inline void wait_for(const unsigned& generation) {
     fiber.waits_for = nullptr;
 }
 
-// Ends the block from inside a thread, which is never resumed.
+// Ends the block from inside a thread, which is not resumed.
 inline void fail(const char* what) {
     block->failure = what;
     yield_fiber();
@@ -207,7 +207,7 @@ inline int block_barrier(int vote, int line) {
     return block->vote_result;
 }
 
-// For a thread that waits for another block. Where one has failed, it would wait for ever.
+// For a thread that waits for another block: ends it if a block has failed, as it would wait for ever.
 inline void rest() {
     if (block->launch->failed->load()) fail("waits for a block that failed");
     std::this_thread::yield();
@@ -238,9 +238,9 @@ T exchange(T value, unsigned from) {
     return found;
 }
 
-// --- gates and named barriers, which parts of a block meet at ----------------------------------------------
+// --- gates and named barriers, for parts of a block -------------------------------------------------------
 
-// Opens when `count` threads have arrived and all bytes that they expect were copied.
+// Opens when `count` threads have arrived and all bytes that they announced have been copied.
 struct Gate {
     unsigned passages;
     uint16_t missing_chunks;  // of 16 bytes
@@ -284,7 +284,7 @@ inline void meet(unsigned barrier, unsigned threads) {
     if (block->named[barrier].generation == before) wait_for(block->named[barrier].generation);
 }
 
-// Kernels run one after the other here: there is nothing to wait for.
+// Kernels run one after the other here, so there is nothing to wait for.
 inline void await_previous() { block->current->has_waited = true; }
 
 inline void* dynamic_shared() { return block->shared.data(); }
@@ -297,12 +297,12 @@ inline void run_fiber() {
         fail("a thread ends that has not waited for the kernel before");
     }
     fiber.done = true;
-    // A thread that has ended takes part in no barrier.
+    // A thread that has ended no longer counts at barriers.
     Warp& mine = here->warps[fiber.index / WARP];
     if (--mine.live == mine.arrived && mine.arrived > 0) pass_warp(mine);
     if (--here->live == here->arrived && here->arrived > 0) pass_block();
     emulator_switch(&fiber.stack, here->scheduler_stack);
-    std::abort();  // The scheduler never goes back to a fiber that is done.
+    std::abort();  // The scheduler never resumes a fiber that has ended.
 }
 
 inline void prepare(Block& here) {
@@ -331,7 +331,7 @@ inline void prepare(Block& here) {
     }
 }
 
-// SplitMix64 (Steele, Lea and Flood, 2014): orders are drawn far more often than anything else here is done.
+// SplitMix64 (Steele, Lea and Flood, 2014): orders are drawn very often, so the generator must be fast.
 struct Random {
     uint64_t state;
 
@@ -341,7 +341,7 @@ struct Random {
         mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
         return mixed ^ (mixed >> 31);
     }
-    // Below `bound`, which is far below 2^32.
+    // A number below `bound`, which is far below 2^32.
     unsigned below(unsigned bound) { return (next() >> 32) * bound >> 32; }
     void shuffle(std::vector<unsigned>& order) {
         for (unsigned left = order.size(); left > 1; left--) {
@@ -350,8 +350,8 @@ struct Random {
     }
 };
 
-// Threads that get no turn while any other can go on: without a barrier between them, the others are then as
-// far ahead as they can be.
+// The threads that run only when no other can continue: without a barrier between them, the others are then as far
+// ahead as possible.
 struct HeldBack {
     unsigned first = 0, end = 0;
 
@@ -364,8 +364,8 @@ struct HeldBack {
     bool holds(unsigned index) const { return index >= first && index < end; }
 };
 
-// Runs the block that `here.index` names, until its threads end or something goes wrong: then its fibers are left as
-// they are, and nothing of theirs outlives the block.
+// Runs the block that `here.index` names, until its threads end or an error occurs: then its fibers are abandoned, and
+// nothing of them outlives the block.
 inline void run_block(Block& here) {
     block = &here;
     prepare(here);
@@ -398,7 +398,7 @@ inline void run_block(Block& here) {
     }
 }
 
-// What went wrong in the first block that failed, if any.
+// The error of the first block that failed, if any.
 inline std::string run(const Launch& launch, unsigned workers) {
     const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
     std::atomic<uint64_t> next{0};
@@ -435,8 +435,7 @@ inline std::string run(const Launch& launch, unsigned workers) {
 
 }  // namespace emulator
 
-// The entry of the library that a module becomes. Answers null, or what went wrong, which stays until this thread's next
-// launch.
+// The entry of a module's library. Returns null, or the error, which stays valid until this thread's next launch.
 extern "C" EXPORTED inline const char* emulator_launch(
     void (*kernel)(const void*), const void* arguments, const unsigned* grid, unsigned threads,
     size_t shared_bytes, uint64_t seed, unsigned workers, bool must_wait) {

@@ -1,7 +1,7 @@
 // The gate of SwiGLU (Shazeer, 2020): silu(gate) up, silu(g) being g / (1 + e^-g); and its gradients.
 //
-// Backward, gate and up are read once: the gradients take the place of the output's, and the values are left for the product that
-// comes after them.
+// Backward reads gate and up once: their gradients overwrite that of the output, and the output values are stored for
+// the product that follows.
 //
 // Floor: 6 bytes an element of the output of bf16 forward, 12 backward.
 #include "dialect.h"
@@ -12,7 +12,7 @@ constexpr u32 COLUMNS = 16 / sizeof(activation);
 
 struct GatedSilu {
     activation* out;       // [rows, n], rows out_stride apart
-    activation* gradient;  // [rows, 2 n], rows gradient_stride apart: the output's in the columns from n on, then that of x
+    activation* gradient;  // [rows, 2 n], rows gradient_stride apart: the output's gradient in the columns from n on; then that of x
     const activation* x;   // [rows, 2 n], rows x_stride apart: gate, then up
     u64 out_stride;
     u64 gradient_stride;

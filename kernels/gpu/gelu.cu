@@ -1,11 +1,12 @@
 // GELU (Hendrycks and Gimpel, 2016): x Phi(x), Phi being the normal distribution, or 0.5 x (1 + tanh(sqrt(2 / pi) (x +
 // 0.044715 x^3))); and their derivatives.
 //
-// Phi is formed from its scaled tail, as on the CPU: Phi(-t) = exp(-t^2 / 2) u P(u), u = 1 / (1 + t / 4), t >= 0, which keeps all
-// bits far out, and whose exponential is the density's too. Half of 1 + tanh u is sigmoid(2 u).
+// Phi is computed from its scaled tail, as on the CPU: Phi(-t) = exp(-t^2 / 2) u P(u), u = 1 / (1 + t / 4), t >= 0,
+// which keeps full precision far from zero, and shares its exponential with the density. Half of 1 + tanh u is
+// sigmoid(2 u).
 //
-// Backward, x is read once: the gradient takes the place of dout, the values are left for the product that comes after them, and
-// the gradient's rows are summed, as bias.cu sums them, while they are in registers.
+// Backward reads x once: the gradient overwrites dout, the values are stored for the product that follows, and the
+// gradient's rows are summed, as bias.cu sums them, while they are in registers.
 //
 // Floor: 4 bytes an element of bf16 forward, 8 backward.
 #include "dialect.h"
@@ -21,7 +22,7 @@
 // Beyond it every slope is 0 or 1, and squares of x may overflow.
 #define FLAT 16.0f
 
-// x within +-FLAT; a NaN stays.
+// x clamped to +-FLAT; a NaN stays a NaN.
 DEVICE float near_zero(float x) { return x > FLAT ? FLAT : x < -FLAT ? -FLAT : x; }
 
 struct Normal {
@@ -45,7 +46,7 @@ DEVICE Normal normal(float x) {
     return {x < 0.0f ? tail : 1.0f - tail, bell};
 }
 
-// A function at x, and its derivative there.
+// The function at x, and its derivative.
 struct Point {
     float value;
     float slope;
@@ -53,7 +54,7 @@ struct Point {
 
 struct ErfCurve {
     static __device__ __forceinline__ float value(float x) { return x * normal(x).below; }
-    // The value is that of above: beyond FLAT the distribution is 0 or 1.
+    // The value is that of the unclamped x: beyond FLAT the distribution is 0 or 1.
     static __device__ __forceinline__ Point point(float x) {
         const float here = near_zero(x);
         const Normal of = normal(here);
@@ -62,7 +63,7 @@ struct ErfCurve {
 };
 
 struct TanhCurve {
-    // Of x near zero.
+    // For x near zero.
     static __device__ __forceinline__ float share(float x) {
         return sigmoid(x * fmaf(x * x, CUBIC, LINEAR));
     }
@@ -86,7 +87,7 @@ constexpr u32 COLUMNS = 16 / sizeof(activation);
 constexpr u32 BATCH = 4;
 
 struct GeluBackward {
-    activation* gradient;  // [rows, n], rows gradient_stride apart: dout, whose place dx takes
+    activation* gradient;  // [rows, n], rows gradient_stride apart: dout, which dx overwrites
     activation* out;       // [rows, n], rows out_stride apart
     float* bias_partials;  // [runs of all grains, n], or null
     const activation* x;   // [rows, n], rows x_stride apart
@@ -100,7 +101,7 @@ struct GeluBackward {
     u32 width;  // n
 };
 
-// A thread for each pack of columns of each run of rows. The run's sums are of dx as it is stored, from +0.0 in order.
+// A thread for each pack of columns of each run of rows. The run's sums are of dx as stored, from +0.0 in order.
 template <class Curve, Access ACCESS>
 DEVICE void backward(const GeluBackward& arguments) {
     typedef Pack<COLUMNS> Columns;
@@ -121,7 +122,7 @@ DEVICE void backward(const GeluBackward& arguments) {
         Columns inputs[BATCH], douts[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            // Past the last row the first is loaded again, and nothing stored: no load waits for a condition.
+            // Past the last row the first is loaded again and not stored: no load waits for a condition.
             const u64 row = first + i < rows.last_row ? first + i : first;
             inputs[i] = load<COLUMNS, ACCESS>(x + row * arguments.x_stride, count);
             douts[i] = load<COLUMNS, ACCESS>(gradient + row * arguments.gradient_stride, count);

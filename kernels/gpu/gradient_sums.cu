@@ -1,8 +1,8 @@
 // Sums of gradients: of grains into a lane, whole or in parts, of uses of a parameter, and of squares.
 //
-// Floor: every element read and written once. accumulate (8 + 4 bytes a grain), add_parts (8 + 4 a part) and mean_gradient (4 + 4 a use)
-// move bytes and nothing else; so does sums_of_squares (4), whose additions in f64 stay below a third of an
-// H200's at its memory's speed.
+// Floor: every element read and written once. accumulate (8 + 4 bytes a grain), add_parts (8 + 4 a part) and
+// mean_gradient (4 + 4 a use) are bound by memory alone; so is sums_of_squares (4), whose additions in f64 take less
+// than a third of an H200's at its memory's speed.
 #include "dialect.h"
 #include "pack.h"
 
@@ -110,7 +110,7 @@ struct MeanGradient {
     const float* uses[USES];  // [elements] each; the first may be `out`
     u64 elements;
     u32 use_count;  // at least 1
-    float count;    // what the sum is divided by
+    float count;    // the divisor of the sum
 };
 
 template <u32 N, Access ACCESS>
@@ -157,8 +157,7 @@ KERNEL(mean_gradient_single, THREADS, 4, MeanGradient) { mean_gradient<1>(argume
 
 // --- sums of squares ----------------------------------------------------------------------------------
 
-// Ranges are cut into pieces of one size, from their own first element: so a sum depends on nothing but its
-// range.
+// Ranges are cut into pieces of one size, from their own first element, so that a sum depends on nothing but its range.
 struct Piece {
     u64 start;
     u64 count;
@@ -170,7 +169,7 @@ struct SquaresOfPieces {
     const Piece* pieces;  // [pieces]
 };
 
-// Squares of the thread's packs of four i, i + THREADS, ... of `count` elements, each of the four by itself.
+// The squares of the thread's packs of four i, i + THREADS, ... of `count` elements, with a sum for each of the four.
 template <Access ACCESS>
 DEVICE void add_squares(double (&sums)[4], const float* x, u32 count) {
     constexpr u32 STEP = THREADS * 4;

@@ -1,12 +1,12 @@
 // Hopper's warpgroup instructions, for group_product.h: a group's 64 rows of results, of TILES tiles of 16 columns each, over 16 terms.
 //
-// An instruction names every register of its results, so there is a function for each number of tiles.
+// An instruction names every register of its results, so there is one function for each number of tiles.
 #pragma once
 
-// How a left factor lies in shared memory, for products that read both from there.
+// How a left factor lies in shared memory, for products that read both factors from there.
 enum class LeftStored {
     BY_ROW,   // a row holds a row of the factor
-    BY_TERM,  // a row holds what one term of the sums is multiplied with, for all 64 rows
+    BY_TERM,  // a row holds one term of the sums, for all 64 rows
 };
 
 #if ON_NVIDIA
@@ -38,9 +38,9 @@ enum class LeftStored {
 #define PLACES_11 PLACES_10 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define PLACES_12 PLACES_11 ", %88, %89, %90, %91, %92, %93, %94, %95"
 
-// Of so many tiles and columns; A to G are the places of the operands behind the results.
-//   The first: sum (+)= left right, the right factor as `descriptor` says. BY_TERM reads it transposed.
-//   The second: both factors as descriptors say.
+// Macros for a number of tiles and of columns; A to G are the numbers of the operands behind the results. The first:
+// sum (+)= left right, with the right factor at `descriptor`. BY_TERM reads it transposed. The second: both factors at
+// descriptors.
 #define MULTIPLY_GROUP(TILES, COLUMNS, A, B, C, D, E, F, G)                                                   \
     template <Stored STORED>                                                                                  \
     DEVICE void multiply_group(Accumulator (&sum)[TILES], const Factor& left, u64 descriptor, u32 adds) {     \

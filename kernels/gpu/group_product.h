@@ -1,9 +1,10 @@
-// Products of 64 x 16 elements by 16 x N, the work of a group of four warps: by Hopper's warpgroup instructions, which read the right
-// factor from shared memory and end later, or tile by tile where the emulator stands for them (GROUP_PRODUCTS of dialect.h). Beside
-// them what keeps such products fed: tiles that the copy engine brings by itself, and gates that threads wait at.
+// Products of 64 x 16 elements by 16 x N, the work of a group of four warps: with Hopper's warpgroup instructions,
+// which read the right factor from shared memory and run asynchronously, or tile by tile where the emulator imitates
+// them (GROUP_PRODUCTS of dialect.h). Also the means to feed such products: tiles that the copy engine brings on its
+// own, and gates that threads wait at.
 //
-// A group's results and left factors lie in registers as those of its warps in tile_product.h do: a warp has 16 rows. In an element of a
-// product nothing counts but its row of the left factor and its column of the right one, as there.
+// A group's results and left factors lie in registers as those of its warps in tile_product.h do: a warp has 16 rows.
+// An element of a product depends on its row of the left factor and its column of the right one alone, as there.
 #pragma once
 #include "group_instructions.h"
 
@@ -11,14 +12,15 @@ constexpr u32 GROUP_WARPS = 4;
 constexpr u32 GROUP_THREADS = GROUP_WARPS * WARP;
 constexpr u32 GROUP_ROWS = GROUP_WARPS * TILE;
 
-// Columns of a panel: rows of right factors and of queries are cut into panels of 128 bytes a row, one behind the other, whose chunks
-// SharedRows permutes as the instructions expect.
+// Columns of a panel: rows of right factors and of queries are cut into panels of 128 bytes a row, one behind the
+// other. SharedRows permutes the chunks of a panel as the instructions expect.
 constexpr u32 PANEL_COLUMNS = 64;
 typedef SharedRows<PANEL_COLUMNS> Panel;
-// Of the places of panels, in bytes: the permutation follows from the address.
+// The alignment of panels, in bytes: the permutation depends on the address.
 constexpr u32 PANEL_ALIGNMENT = 1024;
 
-// What every lane of a warp has alike, known to be so by the compiler: what follows from it then takes no register of a lane.
+// A value that is the same in every lane of a warp, made known as such to the compiler, which then keeps it out of the
+// lanes' registers.
 DEVICE bool of_warp(bool x) {
 #if ON_NVIDIA
     return __any_sync(0xffffffffu, x);
@@ -30,8 +32,8 @@ DEVICE bool of_warp(bool x) {
 // --- gates ------------------------------------------------------------------------------------------------
 
 #if ON_NVIDIA
-// Opens whenever so many arrivals, and all bytes that they expect, have come; it is then closed again at once. Of the passages of a gate
-// a thread waits for each: parity tells one from the next.
+// Opens whenever the set number of arrivals, and all bytes that they announced, have come, and closes again at once. A
+// thread waits for every opening of a gate; the parity tells an opening from the next.
 struct Gate {
     u64 state;
 };
@@ -43,17 +45,18 @@ DEVICE void make_gate(Gate& gate, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_place(&gate)), "r"(arrivals)
                  : "memory");
 }
-// After all gates of a block are made, by the thread that made them.
+// Called after all gates of a block are made, by the thread that made them.
 DEVICE void gates_are_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void arrive(Gate& gate) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(&gate)) : "memory");
 }
-// Arrives, and makes the gate wait for so many bytes of copy_tile.
+// Arrives, and makes the gate wait for a number of bytes of copy_tile.
 DEVICE void arrive_expecting(Gate& gate, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(&gate)), "r"(bytes)
                  : "memory");
 }
-// Waits for passages 0, 2, 4 ... (parity 0) or 1, 3, 5 ... of a gate, of which all earlier ones are known to have been.
+// Waits for openings 0, 2, 4 ... (parity 0) or 1, 3, 5 ... of a gate. The caller knows that all earlier ones have
+// happened.
 DEVICE void wait_for(const Gate& gate, u32 parity) {
     asm volatile(
         "{\n"
@@ -68,7 +71,7 @@ DEVICE void wait_for(const Gate& gate, u32 parity) {
         : "memory");
 }
 
-// Barrier `barrier` (1 to 15) of `threads` threads of the block, of which some only arrive.
+// Barrier `barrier` (1 to 15) of `threads` threads of the block, some of which may arrive without waiting.
 DEVICE void meet(u32 barrier, u32 threads) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -76,10 +79,11 @@ DEVICE void pass_by(u32 barrier, u32 threads) {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// What this thread wrote to shared memory becomes visible to products and copies, once the thread has arrived somewhere.
+// Makes this thread's writes to shared memory visible to products and copies, once the thread has arrived at a gate or
+// barrier.
 DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The group's threads go on with so many registers each.
+// Sets the number of registers of each thread of the group from here on.
 template <u32 REGISTERS>
 DEVICE void give_registers_back() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -104,9 +108,9 @@ template <u32 REGISTERS>
 DEVICE void take_registers() {}
 #endif
 
-// --- tiles that are copied by themselves ------------------------------------------------------------------
+// --- asynchronous copies of tiles -------------------------------------------------------------------------
 
-// Rows in global memory, and the tiles of 64 columns that copy_tile cuts out of them: TileMap of driver.rs.
+// Rows in global memory, as tiles of 64 columns for copy_tile: TileMap of driver.rs.
 #if ON_NVIDIA
 struct alignas(64) TileMap {
     u64 words[16];
@@ -120,7 +124,8 @@ struct TileMap {
 };
 #endif
 
-// Begins to copy the tile that begins at `column` and `row` of a head; zeros stand for what lies outside. The gate counts its bytes.
+// Starts the copy of the tile that begins at `column` and `row` of a head, with zeros for elements outside. The gate
+// counts its bytes.
 DEVICE void copy_tile(Panel to, const TileMap& map, Gate& gate, u32 column, u32 row, u32 head,
                       u32 sample) {
 #if ON_NVIDIA
@@ -142,7 +147,7 @@ DEVICE void copy_tile(Panel to, const TileMap& map, Gate& gate, u32 column, u32 
 #endif
 }
 
-// Begins to copy bytes, a whole multiple of 16 from and to multiples of 16. The gate counts them.
+// Starts a copy of bytes, a whole multiple of 16 from and to multiples of 16. The gate counts them.
 DEVICE void copy_bytes(void* to, const void* from, u32 bytes, Gate& gate) {
 #if ON_NVIDIA
     asm volatile(
@@ -156,7 +161,7 @@ DEVICE void copy_bytes(void* to, const void* from, u32 bytes, Gate& gate) {
 #endif
 }
 
-// Begins to copy floats from shared memory, or to add each to the one that is there.
+// Starts to store floats from shared memory, or to add each to the one in global memory.
 DEVICE void store_floats(float* to, const float* from, u32 count) {
 #if ON_NVIDIA
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
@@ -175,7 +180,8 @@ DEVICE void add_floats(float* to, const float* from, u32 count) {
     for (u32 i = 0; i < count; i++) to[i] += from[i];
 #endif
 }
-// Waits until what this thread began to store or add has been read, and until it is there: the thread may publish it then.
+// The first waits until this thread's stores and additions have read their source; the second until they are complete,
+// so that the thread may publish them.
 DEVICE void wait_until_read() {
 #if ON_NVIDIA
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -186,7 +192,7 @@ DEVICE void wait_until_there() {
     asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
 #endif
 }
-// What another block has published may be added to.
+// Lets this thread's copies add to data that another block has published.
 DEVICE void show_to_copies() {
 #if ON_NVIDIA
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -196,7 +202,7 @@ DEVICE void show_to_copies() {
 // --- products -----------------------------------------------------------------------------------------------
 
 #if ON_NVIDIA
-// Keeps the compiler from moving what it does with results across the place where products begin or have ended.
+// Keeps the compiler from moving accesses to results across the place where products begin or have ended.
 template <u32 TILES>
 DEVICE void hold(Accumulator (&sum)[TILES]) {
 #pragma unroll
@@ -206,7 +212,7 @@ DEVICE void hold(Accumulator (&sum)[TILES]) {
     }
 }
 
-// Results whose first product adds to nothing need not keep what they held before: where that were kept, it would take registers.
+// Marks results whose first product adds to nothing: the compiler need not keep their old values in registers.
 template <u32 TILES>
 DEVICE void forget(Accumulator (&sum)[TILES]) {
 #pragma unroll
@@ -215,7 +221,7 @@ DEVICE void forget(Accumulator (&sum)[TILES]) {
         for (u32 i = 0; i < HELD; i++) asm volatile("" : "=f"(sum[n].at[i]));
     }
 }
-// Left factors in registers stay as they are until the products that read them have ended.
+// Keeps left factors in registers unchanged until the products that read them have ended.
 template <u32 TILES>
 DEVICE void keep(const Factor (&left)[TILES]) {
 #pragma unroll
@@ -234,16 +240,16 @@ DEVICE void keep(const Factor (&left)[TILES]) {}
 #endif
 
 #if ON_NVIDIA
-// What an instruction is told of panels, in its units of 16 bytes: where they begin; the way from a panel to the next, where rows of the
-// factor or columns of the result come from several (else it counts for nothing); the way from eight rows to the next eight; and that
-// chunks are permuted in 128 bytes.
+// The descriptor of panels, in units of 16 bytes: where they begin; the distance from a panel to the next, where rows
+// of the factor or columns of the result come from several (else unused); the distance from eight rows to the next
+// eight; and that chunks are permuted within 128 bytes.
 DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
     return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(panel_bytes / 16) << 16 |
            static_cast<u64>(1024 / 16) << 32 | 1ull << 62;
 }
 #endif
 
-// Left factors in shared memory, of a group's 64 rows: panels of ROWS rows.
+// Left factors in shared memory, for a group's 64 rows: panels of ROWS rows.
 template <LeftStored STORED, u32 ROWS>
 struct LeftPanels {
     DEVICE constexpr u32 bytes_before(u32 step) {
@@ -291,7 +297,7 @@ struct RightPanels {
     __device__ __forceinline__ explicit RightPanels(const activation* start)
         : descriptor(panels_at(start, STORED == Stored::BY_TERM ? ROWS * 128 : 16)) {}
 
-    // That lie `bytes` further on.
+    // The factor that lies `bytes` further on.
     __device__ __forceinline__ RightPanels after(u32 bytes) const {
         RightPanels other = *this;
         other.descriptor += bytes / 16;
@@ -308,7 +314,8 @@ struct RightPanels {
         return STORED == Stored::BY_TERM ? step * TILE * 128 : step / 4 * ROWS * 128 + step % 4 * 32;
     }
 
-    // Begins sum (+)= left right over terms 16 step .. 16 step + 16. The group has called begin_products since it last touched `sum`.
+    // Starts sum (+)= left right over terms 16 step .. 16 step + 16. The group must have called begin_products since it
+    // last used `sum`.
     template <u32 TILES>
     __device__ __forceinline__ void multiply(Accumulator (&sum)[TILES], const Factor& left, u32 step,
                                              bool adds) const {
@@ -328,7 +335,7 @@ struct RightPanels {
         }
 #endif
     }
-    // The same, the left factor being in shared memory too.
+    // The same with the left factor in shared memory too.
     template <u32 TILES, LeftStored LEFT, u32 LEFT_ROWS>
     __device__ __forceinline__ void multiply(Accumulator (&sum)[TILES], const LeftPanels<LEFT, LEFT_ROWS>& left,
                                              u32 step, bool adds) const {

@@ -1,10 +1,10 @@
-// What attention by groups of warps does forward and backward alike: turns in rings of tiles, rows that threads copy where the copy engine
-// cannot, and what is not finite in them.
+// Common parts of attention by groups of warps, forward and backward: positions in rings of tiles, rows that threads
+// copy where the copy engine cannot, and numbers that are not finite in them.
 #pragma once
 
 namespace groups {
 
-// Where tile `count` of a chain stands in a ring, and which passage of the place's gates it is.
+// The place of tile `count` of a chain in its ring, and the parity of the place's gates.
 template <u32 STAGES>
 struct Turn {
     u32 stage, parity;
@@ -12,7 +12,7 @@ struct Turn {
     __device__ __forceinline__ explicit Turn(u32 count) : stage(count % STAGES), parity(count / STAGES % 2) {}
 };
 
-// What is not finite in a pair of elements, as bits to be kept: zeros in its place.
+// A mask of bits that replaces the numbers that are not finite, in a pair of elements, by zeros.
 DEVICE u32 finite_of(u32 pair) {
     u32 kept = 0xffffffffu;
     if (!is_finite(first_of(pair))) kept &= 0xffff0000u;
@@ -20,10 +20,11 @@ DEVICE u32 finite_of(u32 pair) {
     return kept;
 }
 
-// Columns `column .. column + 8` of a row of `width` columns, zeros behind its end.
+// Columns `column .. column + 8` of a row of `width` columns, with zeros behind its end.
 DEVICE uint4 load_chunk(const activation* row, u32 column, u32 width, bool wide) {
     if (wide) return *reinterpret_cast<const uint4*>(row + column);
-    // Else what is there of the columns would be held from row to row, in registers that copying threads lack.
+    // Without this, the compiler would keep which columns exist from row to row, in registers that copying threads
+    // lack.
     const u32 count = formed_anew(width) - column;
     u32 pairs[4];
 #pragma unroll
@@ -34,13 +35,13 @@ DEVICE uint4 load_chunk(const activation* row, u32 column, u32 width, bool wide)
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// COUNT rows from `first` on, by the first COPYING threads of the block: zeros from `limit` and `width` on. Says whether something was not
-// finite, and makes a zero of it, where that is to be `cleared`.
+// Copies COUNT rows from `first` on, by the first COPYING threads of the block, with zeros from `limit` and `width` on.
+// Returns whether a number was not finite, and replaces it by zero if `cleared`.
 template <u32 P, u32 COUNT, u32 COPYING = GROUP_THREADS>
 DEVICE bool copy_rows(activation* to, const activation* from, u64 stride, u32 first, u32 limit,
                       const AttentionInputs& inputs, bool cleared) {
     constexpr u32 CHUNKS = P / Panel::CHUNK;
-    // Places that are held from one call to the next would take registers that copying threads lack.
+    // Addresses kept from one call to the next would take registers that copying threads lack.
     const u32 thread = formed_anew(threadIdx.x);
     const u32 column = thread % CHUNKS * Panel::CHUNK;
     const Panel panel(to + column / PANEL_COLUMNS * COUNT * PANEL_COLUMNS);

@@ -4,12 +4,12 @@
 //   g = dy weight;   dx = r (g - mean(g) - n mean(g n))
 //   dweight, dbias: sums over the grain's rows of dy n and of dy
 //
-// dx of the residual stream is added to fp32; that of activations takes the place of dy.
+// dx of the residual stream is added to fp32; dx of activations overwrites dy.
 //
 // Floor, bytes an element of the residual stream with bf16 activations: forward 6 (x read, y written), backward 14 (dy, x
 // and dx read, dx written) and 2 for the rounded copy of dx; of activations 4 and 6.
 //
-// The forward norm keeps a row in registers between its three passes, as far as they hold it. The backward norm is norm.h's.
+// The forward norm keeps a row in registers between its three passes, as far as it fits. The backward norm is norm.h's.
 #include "dialect.h"
 #include "pack.h"
 #include "norm.h"
@@ -51,7 +51,7 @@ DEVICE void forward(const NormForward& arguments) {
     const u64 row = static_cast<u64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM;
     release_next();
     await_previous();
-    // Whole teams leave; a block that is one team has a row.
+    // Whole teams leave together; a block that is a single team always has a row.
     if (row >= arguments.rows) return;
     const u32 width = arguments.width;
     const Input* const x = static_cast<const Input*>(arguments.x) + row * arguments.x_stride;
@@ -109,8 +109,8 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
-// The same bits for rows so few that latency is all of their time, and so short that registers hold them: what a thread reads of
-// parameters it has before there is a row, and no load waits for a store.
+// The same bits, for so few rows that latency dominates and rows short enough for registers: a thread loads its part of
+// the parameters before it waits for a row, and no load waits for a store.
 template <class Input>
 DEVICE void forward_few(const NormForward& arguments) {
     constexpr u32 STEP = THREADS * COLUMNS;
@@ -148,8 +148,8 @@ DEVICE void forward_few(const NormForward& arguments) {
     }
 }
 
-// The kernels of a team and an access, of activations or of the residual stream. FORWARD_BLOCKS and BLOCKS are what the registers of
-// the residual stream's first and of the activations' second leave room for.
+// The kernels of a team and an access, for activations or the residual stream. FORWARD_BLOCKS and BLOCKS are the blocks
+// that the registers of the forward kernel of the residual stream and of the backward kernel of activations allow.
 #if OF_ACTIVATIONS
 #define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
     KERNEL(layer_norm_forward_activation_##variant, THREADS, 4, NormForward) {              \

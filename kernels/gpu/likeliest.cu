@@ -1,5 +1,5 @@
-// The likeliest token of each row of logits: the lowest column of the greatest of scale logits[row, column]. One of a row that is
-// no finite number makes that row NO_TOKEN.
+// The most likely token of each row of logits: the lowest column among the greatest of scale logits[row, column]. A row
+// with a number that is not finite gets NO_TOKEN.
 #include "dialect.h"
 
 #define NO_TOKEN 0xffffffffu
@@ -14,16 +14,16 @@ struct Likeliest {
     float scale;
 };
 
-// Orders logits as their values are, then by column, the lower above; above all of them what is not finite.
+// Orders logits by value, then by column, the lower column above; numbers that are not finite are above all others.
 DEVICE u64 rank_of(float logit, u32 column) {
-    // A negative zero is as large as a positive one.
+    // A negative zero equals a positive one.
     const u32 bits = __float_as_uint(logit + 0.0f);
     if ((bits & 0x7f800000u) == 0x7f800000u) return ~0ull;
     const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return static_cast<u64>(ordered) << 32 | ~column;
 }
 
-// A block a row; `widened` makes an fp32 of a logit.
+// One block a row; `widened` converts a logit to fp32.
 template <class Logit, class Widened>
 DEVICE void likeliest_of(const Likeliest& arguments, Widened widened) {
     __shared__ u64 greatest[THREADS];

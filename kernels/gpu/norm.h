@@ -1,16 +1,16 @@
-// What RMSNorm and layer norm share: teams of threads that have a row, and the whole backward norm.
+// Common parts of RMSNorm and layer norm: the team of threads for a row, and the whole backward norm.
 //
-// A team of threads has a row: a warp where rows are short, else a block. Thread i of a team of T has the packs i,
-// i + T, ... of four columns each.
+// A team of threads has a row: a warp where rows are short, else a block. Thread i of a team of T has the packs i, i +
+// T, ... of four columns each.
 #pragma once
 #include "runs.h"
 
 constexpr u32 THREADS = 256;
 constexpr u32 COLUMNS = 4;
-// Rows over which a team sums the gradients of parameters.
+// The number of rows over which a team sums the gradients of parameters.
 constexpr u32 RUN_ROWS = 16;
-// Packs of a row, and of what it adds to the parameters' gradients, that a thread holds in registers; wider rows add the others
-// in the scratch.
+// Packs of a row, and of its contribution to the parameters' gradients, that a thread holds in registers; in wider rows
+// it adds the others in the scratch.
 constexpr u32 KEPT = 4;
 // Packs that a thread loads together.
 constexpr u32 PAIR = 2;
@@ -28,15 +28,15 @@ struct NormForward {
     u64 y_stride;
     u64 x_stride;
     u64 rows;   // or heads of rows
-    u32 width;  // d
+    u32 width;  // rows, or heads of rows
     float eps;
-    u32 heads;  // of a row of activations, in RMSNorm
+    u32 heads;  // heads of a row of activations, in RMSNorm
     u32 unused;
 };
 
 struct NormBackward {
-    void* dx;                 // [rows, d], rows dx_stride apart: fp32 that is added to, or activations that hold dy
-    activation* rounded;      // [rows, d], rows rounded_stride apart: fp32 dx as it is afterwards; or null
+    void* dx;                 // [rows, d], rows dx_stride apart: fp32 to add to, or activations that hold dy before
+    activation* rounded;      // [rows, d], rows rounded_stride apart: fp32 dx after the addition, rounded; or null
     float* weight_partials;   // [runs of all grains, d]
     float* bias_partials;     // [runs of all grains, d], or null
     const activation* dy;     // [rows, d], rows dy_stride apart
@@ -88,8 +88,7 @@ DEVICE Columns deviations(Columns x, float mean, u32 count) {
     return x;
 }
 
-// The packs at `column` and `STEP` further on; zeros where the second lies past the row. Both loads are in
-// flight at once.
+// The packs at `column` and `STEP` further on; zeros if the second lies past the row. Both loads are in flight at once.
 template <u32 STEP, Access ACCESS, class T>
 DEVICE void load_pair(Columns (&packs)[PAIR], const T* row, u32 column, u32 width) {
     const bool inside = column + STEP < width;
@@ -98,7 +97,7 @@ DEVICE void load_pair(Columns (&packs)[PAIR], const T* row, u32 column, u32 widt
     packs[1] = or_zero(inside, load<COLUMNS, ACCESS>(row + second, width - second));
 }
 
-// The packs of a thread, STEP columns apart, of rows of whole packs; zeros past the row.
+// The packs of a thread, STEP columns apart, in rows of whole packs; zeros past the row.
 template <u32 STEP, u32 COUNT, class T>
 DEVICE void load_kept(Columns (&packs)[COUNT], const T* row, u32 first, u32 width) {
 #pragma unroll
@@ -108,10 +107,10 @@ DEVICE void load_kept(Columns (&packs)[COUNT], const T* row, u32 first, u32 widt
     }
 }
 
-// Where a gradient of x goes.
+// How a gradient of x is stored.
 enum class Gradient {
-    ADDED,     // to fp32
-    IN_PLACE,  // of dy
+    ADDED,     // to the fp32 gradient
+    IN_PLACE,  // in place of dy
 };
 
 template <Gradient GRADIENT>
@@ -125,7 +124,7 @@ struct InputOf<Gradient::IN_PLACE> {
     typedef activation Type;
 };
 
-// Sums over a row: of g, where the norm has a mean, and of g n.
+// Sums over a row: of g, if the norm subtracts a mean, and of g n.
 template <Norm NORM>
 struct RowSums;
 template <>
@@ -155,7 +154,7 @@ DEVICE RowSums<Norm::LAYER> shuffle_xor(RowSums<Norm::LAYER> x, u32 mask) {
     return {shuffle_xor(x.g, mask), shuffle_xor(x.products, mask)};
 }
 
-// What a row adds to the gradients of parameters of a pack.
+// The contribution of a row to the parameters' gradients, for one pack.
 template <Norm NORM>
 struct ParameterSums;
 template <>
@@ -217,8 +216,8 @@ struct BackwardRow {
         sums.products = add_products(sums.products, g, n);
     }
 
-    // The thread's sums over the row. What it adds to the gradients of parameters goes to `parameters`, and to `wide` where
-    // the row is wider than that; fp32 dx of the same packs is read on the way.
+    // The thread's sums over the row. Its contribution to the gradients of parameters goes to `parameters`, and to
+    // `wide` where the row is wider than that; fp32 dx of the same packs is read in the same pass.
     template <class Wide>
     __device__ __forceinline__ RowSums<NORM> sums(ParameterSums<NORM> (&parameters)[KEPT],
                                                   Columns (&dx_kept)[KEPT], u32 first,
@@ -353,15 +352,15 @@ DEVICE void norm_backward(const NormBackward& arguments) {
 }
 
 #if !OF_ACTIVATIONS
-// What a thread has of a row.
+// The part of a row that a thread holds.
 template <Norm NORM, u32 PACKS>
 struct HeldRow {
     Columns x[PACKS], dy[PACKS], dx[PACKS];
     float mean, reciprocal;
 };
 
-// The same bits, of fp32 rows of whole packs, at most PACKS a thread, by a block for each run: the next row is on its way while the
-// sums of one are formed, and no row is read twice.
+// The same bits, for fp32 rows of whole packs, at most PACKS a thread, by a block for each run: the next row is loaded
+// while the sums of one are formed, and no row is read twice.
 template <Norm NORM, u32 PACKS>
 DEVICE void norm_backward_ahead(const NormBackward& arguments) {
     typedef BackwardRow<NORM, THREADS, Access::WIDE, Gradient::ADDED> Row;
@@ -417,8 +416,8 @@ DEVICE void norm_backward_ahead(const NormBackward& arguments) {
     }
 }
 
-// A block for each row: dx in activation precision, where the kernel that adds to it reaches elements one by one. That one has no
-// registers left to do so itself.
+// A block for each row: dx in activation precision, for cases in which the kernel that adds to dx accesses elements one
+// by one. That kernel has no registers left to round dx itself.
 KERNEL(round_dx_single, THREADS, 1, NormBackward) {
     const float* const dx = static_cast<const float*>(arguments.dx) + blockIdx.x * arguments.dx_stride;
     activation* const rounded = arguments.rounded + blockIdx.x * arguments.rounded_stride;

@@ -1,15 +1,15 @@
-// Updates of parameters: AdamW (Loshchilov and Hutter, 2019, in the order of PyTorch's) and Lion (Chen et al., 2023) of fp32
-// masters and of split ones, scaled sums, of which an update of whole matrices is made (Muon's), and masters rounded to activation
-// precision, split and joined.
+// Updates of parameters: AdamW (Loshchilov and Hutter, 2019, in the order of PyTorch's) and Lion (Chen et al., 2023) of
+// fp32 masters and of split ones; scaled sums, from which the update of a whole matrix is built (Muon's); and masters
+// rounded to activation precision, split and joined.
 //
-// A split master is the bf16 that matrix products read, and the 16 bits that rounding to it took away. They are its fp32 to the
-// bit, so that an update has the bits that it has of fp32 masters, and the next copy besides. (Megatron-LM's precision-aware
-// optimizer stores the same.)
+// A split master is the bf16 that matrix products read, and the 16 bits that rounding removed. Together they are the
+// fp32 master to the bit, so that an update gives the bits that it gives fp32 masters, and the next bf16 copy too.
+// (Megatron-LM's precision-aware optimizer stores the same.)
 //
-// Floor: AdamW reads four words an element and writes three, 28 bytes: 9.1 ms for 1.4 billion parameters at
-// 4.3 TB/s. Of split masters it reads 2 + 2 + 4 + 4 + 4 bytes and writes 2 + 2 + 4 + 4: 28 too, where an fp32
-// master that is rounded afterwards takes 34. Lion has one state less: 20. Rounding reads 4 bytes and writes 2; splitting and joining read 4
-// and write 4.
+// Floor: AdamW reads four words an element and writes three, 28 bytes: 9.1 ms for 1.4 billion parameters at 4.3 TB/s.
+// For split masters it reads 2 + 2 + 4 + 4 + 4 bytes and writes 2 + 2 + 4 + 4: also 28, where an fp32 master that is
+// rounded afterwards takes 34. Lion has one state less: 20. Rounding reads 4 bytes and writes 2; splitting and joining
+// read 4 and write 4.
 #include "dialect.h"
 #include "pack.h"
 
@@ -22,13 +22,13 @@ struct SplitMaster {
     u16* remainder;  // [elements]
 };
 
-// Whether it was rounded up is the highest bit that rounding took away.
+// The highest of the removed bits says whether the value was rounded up.
 DEVICE float joined(u32 rounded, u32 remainder) {
     return __uint_as_float((rounded << 16 | remainder) - ((remainder & 0x8000u) << 1));
 }
 
-// To nearest, ties away from zero: a tie to even could not be undone. A NaN stays one, without its lower half:
-// a carry out of its payload would make it a zero.
+// To nearest, ties away from zero, because a tie to even could not be undone. A NaN stays a NaN, without its lower
+// half: a carry out of its payload would make it a zero.
 DEVICE void split(u16& rounded, u16& remainder, float x) {
     const u32 bits = __float_as_uint(x);
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -36,7 +36,7 @@ DEVICE void split(u16& rounded, u16& remainder, float x) {
     remainder = static_cast<u16>(is_nan ? 0u : bits);
 }
 
-// A pack of halves of fp32.
+// A pack of upper or lower halves of fp32 values.
 template <u32 N>
 struct Halves {
     u16 at[N];
@@ -72,9 +72,9 @@ DEVICE void store_halves(u16* at, const Halves<N>& halves) {
     }
 }
 
-// --- parameters, however they are held ----------------------------------------------------------------
+// --- parameters, in either form -------------------------------------------------------------------------
 
-// The N parameters from `first` on, of which there are `count`. As with `load`, no load is conditional.
+// The N parameters from `first` on, of which `count` exist. As with `load`, no load is conditional.
 template <u32 N, Access ACCESS, class T>
 DEVICE Pack<N> load_from(const T* from, u64 first, u64 count) {
     return load<N, ACCESS>(from + first, count);
@@ -139,7 +139,7 @@ struct Update {
     u32 padding;
 };
 
-// Of parameters that are fp32, or split masters.
+// Either fp32 parameters or split masters.
 template <class Parameters>
 struct AdamW {
     Parameters parameters;  // [elements]
@@ -195,7 +195,7 @@ struct LionUpdate {
     u32 padding;
 };
 
-// Of parameters that are fp32, or split masters.
+// Either fp32 parameters or split masters.
 template <class Parameters>
 struct Lion {
     Parameters parameters;  // [elements]
@@ -219,7 +219,7 @@ DEVICE void update(const Lion<Parameters>& arguments, const Tile<THREADS, BATCH,
         for (u32 j = 0; j < N; j++) {
             const float gradient = g[i].at[j] * step.gradient_scale;
             const float direction = fmaf(m[i].at[j], step.beta1, gradient * step.rest1);
-            // Neither, it is a zero, or no number: that goes on into the parameter.
+            // Neither positive nor negative: a zero or a NaN, which goes into the parameter.
             const float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : direction;
             m[i].at[j] = fmaf(m[i].at[j], step.beta2, gradient * step.rest2);
             p[i].at[j] = fmaf(-step.learning_rate, sign, p[i].at[j] * step.decay_factor);
@@ -241,7 +241,7 @@ DEVICE void update(const Rule& arguments) {
     }
 }
 
-// A thread for a pack of four elements where all operands are aligned to theirs, else for four elements.
+// A thread for a pack of four elements if all operands are aligned to packs, else for four elements.
 KERNEL(adamw_wide, THREADS, 4, AdamW<float*>) { update<4, 1>(arguments); }
 KERNEL(adamw_single, THREADS, 4, AdamW<float*>) { update<1, 4>(arguments); }
 KERNEL(adamw_master_wide, THREADS, 4, AdamW<SplitMaster>) { update<4, 1>(arguments); }
@@ -290,15 +290,15 @@ DEVICE void convert(const Convert<Out, From>& arguments) {
     convert<N, BATCH>(arguments.out, arguments.from, arguments.elements, blockIdx.x);
 }
 
-// Runs of masters, each joined to a place of its own: a model has many vectors that are small, and a launch for each would take
-// longer than joining them.
+// Runs of masters, each joined to its own place: a model has many small vectors, and a launch for each would take
+// longer than the joining.
 constexpr u32 RUNS = 64;
 
 struct JoinedRun {
     u64 from;
     u64 to;
     u64 elements;
-    u64 end_block;  // one past the last of its blocks, which follow those of the run before
+    u64 end_block;  // one past the last of its blocks, which follow those of the previous run
 };
 
 struct Join {
@@ -323,7 +323,7 @@ DEVICE void join(const Join& arguments) {
 
 // --- scaled sums --------------------------------------------------------------------------------------
 
-// out = keep out + factor x, of fp32 or of activations each; where keep is 0, `out` is not read.
+// out = keep out + factor x; out and x may each be fp32 or activations. If keep is 0, `out` is not read.
 struct Axpby {
     void* out;      // [elements]
     const void* x;  // [elements]

@@ -1,9 +1,9 @@
 // Products in the stated order (ordered_product.h) of more than a few rows, by groups of warps that multiply together (group_product.h):
 // 64 rows of `a` a group, and the same columns of `out` for all groups of a block.
-//
-// A warp behind the groups brings both factors by the copy engine, 64 terms at a time, into a ring of stages. Blocks take one item of work
-// after the other, so that the next item's terms are on their way while the results of the last one are stored. A step of an instruction is
-// 16 consecutive terms, of which the order says no more: the instruction gives the bits of those of one warp.
+// One warp of the block brings both factors with the copy engine, 64 terms at a time, into a ring of stages. Blocks
+// take one item of work after the other, so that the next item's terms are copied while the results of the last one are
+// stored. A step of an instruction is 16 consecutive terms, whose order inside the step is left to the hardware: this
+// instruction gives the bits of that of one warp.
 #pragma once
 #include "group_product.h"
 
@@ -15,15 +15,15 @@ static_assert(STEP_TERMS == PANEL_COLUMNS, "a stage holds a panel of each factor
 struct Arguments {
     TileMap a_map, weight_map;  // tiles of a block's rows and of its columns, 64 terms each
     OrderedProduct product;
-    u32 items;          // of all blocks: results of a block's size, by parts of the segments
+    u32 items;          // of all blocks: results of a block's size, times parts of the segments
     u32 column_blocks;  // of results
-    u32 section;        // blocks of rows that meet the same columns at about the same time
-    u32 parts;          // that segments are divided into
+    u32 section;        // blocks of rows that read the same columns at about the same time
+    u32 parts;          // number of parts that the segments are divided into
 };
 
-// What a block does with the sums of segments.
+// What a block does with the sums of its segments.
 enum class SegmentSums {
-    ADDED,  // walks over all segments, and adds them
+    ADDED,  // computes all segments, and adds them
     APART,  // leaves each in segment_sums
 };
 
@@ -41,7 +41,7 @@ struct Item {
 DEVICE Item item_of(const Arguments& arguments, u32 number) {
     const OrderedProduct& product = arguments.product;
     Item item = {0, number, 0, product.segments};
-    // Divisions take longer than all else before the first copy.
+    // The divisions take longer than all other work before the first copy.
     if (arguments.parts > 1) {
         const u32 part = number % arguments.parts;
         item.column_block = number / arguments.parts;
@@ -49,7 +49,8 @@ DEVICE Item item_of(const Arguments& arguments, u32 number) {
         item.end_segment = (part + 1) * product.segments / arguments.parts;
     }
     if (product.row_blocks > 1) {
-        // Sections of rows, whose blocks stay in the cache that all multiprocessors share while all columns pass.
+        // Sections of rows: their blocks stay in the cache that all multiprocessors share, while all columns are read
+        // once.
         const u32 of_section = arguments.section * arguments.column_blocks;
         const u32 first = item.column_block / of_section * arguments.section;
         const u32 here = min(arguments.section, product.row_blocks - first);
@@ -60,7 +61,7 @@ DEVICE Item item_of(const Arguments& arguments, u32 number) {
     return item;
 }
 
-// Where a stage stands in the ring, and which passage of its gates it is.
+// The place of a stage in the ring, and the parity of its gates.
 template <u32 STAGES>
 struct Place {
     u32 stage = 0, parity = 0;
@@ -73,8 +74,8 @@ struct Place {
     }
 };
 
-// A_ROWS of a block's rows are in a stage: where there are no more than these, the products of the other rows are formed with what follows
-// in the stage, and are not stored.
+// A stage holds A_ROWS rows of a block. Where a block has no more than these, the products of the other rows read the
+// memory that follows, and are not stored.
 template <u32 GROUPS_, u32 TILES, u32 STAGES_, u32 A_ROWS = GROUPS_ * GROUP_ROWS>
 struct Memory {
     static constexpr u32 GROUPS = GROUPS_, STAGES = STAGES_, ROWS = GROUPS * GROUP_ROWS, STAGE_ROWS = A_ROWS;
@@ -102,7 +103,7 @@ struct Memory {
 
 DEVICE u32 all_stages(const OrderedProduct& product) { return (product.terms + STEP_TERMS - 1) / STEP_TERMS; }
 
-// Has the copy engine bring both factors, by one thread of a warp.
+// Copies both factors with the copy engine, by one thread of a warp.
 template <class M>
 DEVICE void copy(const Arguments& arguments, M memory) {
     const OrderedProduct& product = arguments.product;
@@ -121,7 +122,7 @@ DEVICE void copy(const Arguments& arguments, M memory) {
     Item item = item_of(arguments, number);
     u32 step = item.first_segment * SEGMENT_STAGES;
     u32 end = min(item.end_segment * SEGMENT_STAGES, all_stages(product));
-    // The first weights are asked for before the rows are there that they are to be multiplied with.
+    // The first weights are requested before the rows of `a` are available.
     const u32 ahead = min(M::STAGES, end - step);
     Place<M::STAGES> place;
     if (one) {
@@ -148,14 +149,14 @@ DEVICE void copy(const Arguments& arguments, M memory) {
     }
 }
 
-// Stores the lane's elements of results that begin at a row and a column, or adds them to what is there: pairs of neighbours, of which
-// either both are columns of `out` or neither is.
+// Stores the lane's elements of results that begin at a row and a column, or adds them to `out`: pairs of neighbours,
+// of which both or neither are columns of `out`.
 template <class T, Output OUTPUT, u32 TILES>
 DEVICE void store(const OrderedProduct& product, T* out, u64 stride, u32 first_row, u32 first_column,
                   const Accumulator (&results)[TILES]) {
-    // What is there is loaded for several tiles at once, so that one wait is for all of them.
+    // Values of `out` are loaded for several tiles at once, so that all are waited for once.
     constexpr u32 BATCH = 4, PAIRS = HELD / HELD_ROWS / 2;
-    // Places that are held from one item to the next would take registers that sums need.
+    // Addresses kept from one item to the next would take registers that sums need.
     const u32 own_column = formed_anew(first_column + first_tile_column());
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
@@ -203,7 +204,7 @@ DEVICE void store_or_add(const OrderedProduct& product, T* out, u32 first_row, u
     }
 }
 
-// A group's way through the stages.
+// The position of a group in the sequence of stages.
 template <class M>
 struct Reader {
     const OrderedProduct& product;
@@ -249,7 +250,7 @@ struct Reader {
     }
 };
 
-// A group's rows of the block's items.
+// The rows of a group in the block's items.
 template <SegmentSums SUMS, u32 TILES, class M>
 DEVICE void compute(const Arguments& arguments, M memory) {
     const OrderedProduct& product = arguments.product;
@@ -262,7 +263,7 @@ DEVICE void compute(const Arguments& arguments, M memory) {
         const u32 first_row = item.row_block * M::ROWS + threadIdx.x / WARP * TILE;
         const u32 first_column = item.column_block * M::COLUMNS;
         if constexpr (SUMS == SegmentSums::ADDED) {
-            // -0.0 changes nothing that it is added to.
+            // -0.0 changes no number that it is added to.
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
@@ -294,12 +295,12 @@ DEVICE void compute(const Arguments& arguments, M memory) {
     }
 }
 
-// Of GROUPS groups, a warp that copies stands alone behind one; behind several, other warps make a group of it, which can give registers
-// to those.
+// With one group, the copying warp is alone behind it; with several, it is filled up to a group of four warps, which
+// can give registers to the computing groups.
 template <u32 GROUPS>
 constexpr u32 THREADS = GROUPS * GROUP_THREADS + (GROUPS == 1 ? WARP : GROUP_THREADS);
 
-// What a thread has of registers where BLOCKS blocks share a multiprocessor: at the beginning, and then.
+// Registers of a thread where BLOCKS blocks share a multiprocessor: at the start, and after the roles are assigned.
 template <u32 GROUPS, u32 BLOCKS>
 struct Registers {
     static constexpr u32 UNIT = 8;
@@ -322,7 +323,8 @@ DEVICE void make_gates(M memory) {
     __syncthreads();
 }
 
-// The block's threads part: a warp copies, groups compute. Others of the warp's group only await the kernel before.
+// The roles of the block's threads: one warp copies, groups compute. The other warps of the copying group only await
+// the kernel before.
 template <u32 BLOCKS, class M, class Compute>
 DEVICE void copy_and_compute(const Arguments& arguments, M memory, Compute compute_all) {
     constexpr u32 GROUPS = M::GROUPS;
@@ -340,7 +342,7 @@ DEVICE void copy_and_compute(const Arguments& arguments, M memory, Compute compu
     }
 }
 
-// GROUPS groups, of as many tiles of 16 columns each, of blocks of which BLOCKS share a multiprocessor.
+// GROUPS groups, each with TILES tiles of 16 columns; BLOCKS blocks share a multiprocessor.
 template <u32 GROUPS, u32 TILES, u32 STAGES, SegmentSums SUMS, u32 BLOCKS, u32 A_ROWS = GROUPS * GROUP_ROWS>
 DEVICE void multiply(const Arguments& arguments) {
     typedef Memory<GROUPS, TILES, STAGES, A_ROWS> M;

@@ -1,5 +1,6 @@
-// Products with a stated order over k (ordered_product.h): for few rows, which read each weight once and are bound by that; for
-// many, tile by tile; and the sums of segments that several blocks have formed. All of them give an element the same bits.
+// Products with a stated order over k (ordered_product.h): for few rows, which read each weight once and are bound by
+// that; for many rows, tile by tile; and the addition of segments that several blocks have computed. All give an
+// element the same bits.
 #include "dialect.h"
 #include "pack.h"
 #include "tile_product.h"
@@ -9,28 +10,28 @@
 // --- few rows ----------------------------------------------------------------------------------------------
 
 constexpr u32 FEW_THREADS = 10 * WARP;
-// The most sums of segments of columns that a block holds.
+// The most sums of segments, in columns, that a block holds.
 constexpr u32 HELD_SEGMENTS = 40;
 
 template <u32 ROWS, u32 TILES>
 constexpr u32 FEW_SHARED_BYTES = HELD_SEGMENTS * ROWS * TILES * TILE_COLUMNS * sizeof(float);
 
-// Of up to ROWS rows a warp forms TILES tiles of one segment after the other, with BATCH loads of each tile and row in flight; the
-// block adds the segments when all are there. `walkers` warps of a block share their columns.
+// For up to ROWS rows a warp computes TILES tiles of one segment after the other, with BATCH loads of each tile and row
+// in flight; the block adds the segments at the end. `walkers` warps of a block share their columns.
 template <u32 ROWS, u32 TILES, u32 BATCH>
 DEVICE void multiply_few(const OrderedProduct& product) {
     constexpr u32 COLUMNS = TILES * TILE_COLUMNS, RESULTS = ROWS * COLUMNS;
-    // Warps of 32 have two rows a lane, of which eight rows need one.
+    // In warps of 32 a lane has two rows, of which only one is needed for up to eight rows.
     constexpr u32 OWN_SLOTS = WARP == 32 ? ROWS / 8 : 1;
     SHARED(float, held);  // [groups, segments, ROWS, COLUMNS]
     const u32 warp = threadIdx.x / WARP, group = product.group_of_warp >> 4 * warp & 15;
-    // A division takes longer than all else before the first load.
+    // A division takes longer than all other work before the first load.
     const bool has_one = product.row_blocks == 1;
     const u32 row_block = has_one ? 0 : blockIdx.x % product.row_blocks;
     const u32 first_group = (has_one ? blockIdx.x : blockIdx.x / product.row_blocks) * product.groups;
     const u32 first_row = row_block * ROWS, first_column = (first_group + group) * COLUMNS;
     release_next();
-    // The first weights are asked for before the rows are there that they are to be multiplied with.
+    // The first weights are requested before the rows of `a` are available.
     bool is_first = true;
     const bf16* rows[OWN_SLOTS];
     bool has_row[OWN_SLOTS];
@@ -115,15 +116,16 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     }
 }
 
-// More loads in flight wait less, but leave room for fewer warps: for what few warps share, or walk in few steps.
+// More loads in flight wait less, but leave room for fewer warps: for columns that few warps share, or that take few
+// steps.
 SHARED_BYTES(ordered_few_8, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8, FEW_THREADS, 3, OrderedProduct) { multiply_few<8, 1, 4>(arguments); }
 SHARED_BYTES(ordered_few_8_deep, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<8, 1, 8>(arguments); }
-// One load of each: for what has a multiprocessor to every block.
+// One load of each: for grids with a multiprocessor for every block.
 SHARED_BYTES(ordered_few_8_whole, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8_whole, FEW_THREADS, 1, OrderedProduct) { multiply_few<8, 1, 16>(arguments); }
-// 16 columns, so that rows are not read more often than weights; but a tile where few warps share all.
+// 16 columns, so that rows are not read more often than weights; but one tile where few warps share all columns.
 constexpr u32 FEW_16_TILES = WARP == 32 ? 2 : 1;
 SHARED_BYTES(ordered_few_16, (FEW_SHARED_BYTES<16, FEW_16_TILES>));
 KERNEL(ordered_few_16, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
@@ -133,24 +135,24 @@ KERNEL(ordered_few_16_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, 1
 // --- many rows ---------------------------------------------------------------------------------------------
 
 constexpr u32 TILES_THREADS = 256;
-// Where copies do not overlap with arithmetic, two suffice.
+// Where copies do not overlap with arithmetic, two stages suffice.
 constexpr u32 STAGES = WARP == 32 ? 3 : 2;
 
-// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row: neither those of a row nor a step's two
-// of four rows meet in a bank.
+// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row, so that neither the
+// chunks of a row nor a step's two chunks of four rows lie in the same bank.
 template <u32 COUNT>
 struct OperandRows {
     static constexpr u32 CHUNKS = STEP_TERMS / CHUNK;
 
     bf16* start;
 
-    // Of the first eight rows and all that lie whole multiples of eight further on.
+    // For the first eight rows and for all at multiples of eight further on.
     static __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
         return row * STEP_TERMS + (chunk ^ (row % 4 * 2 | row / 4 % 2)) * CHUNK;
     }
 
-    // Terms `term .. term + STEP_TERMS` of rows `first .. first + COUNT` of `from`, zeros from `terms` on. Rows from `limit` on
-    // are the last row once more: what comes of them is not stored.
+    // Terms `term .. term + STEP_TERMS` of rows `first .. first + COUNT` of `from`, with zeros from `terms` on. Rows
+    // from `limit` on are copies of the last row: their results are not stored.
     template <Access ACCESS>
     __device__ __forceinline__ void copy(const bf16* from, u64 stride, u32 first, u32 limit, u32 term,
                                          u32 terms) const {
@@ -178,7 +180,7 @@ struct OperandRows {
 template <u32 ROWS, u32 COLUMNS>
 constexpr u32 TILES_SHARED_BYTES = STAGES * (ROWS + COLUMNS) * STEP_TERMS * sizeof(bf16);
 
-// A block's ROWS rows by COLUMNS columns.
+// A block's ROWS rows by COLUMNS columns of results.
 template <u32 ROWS, u32 COLUMNS, Access ACCESS>
 DEVICE void multiply_tiles(const OrderedProduct& product) {
     constexpr u32 WARP_ROWS = 32, COLUMN_WARPS = TILES_THREADS / WARP / (ROWS / WARP_ROWS);
@@ -231,7 +233,7 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
             const bf16* const weight = weight_of(stage).start + own_column * STEP_TERMS;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                // Of the lane's part of the first step, and of the second one.
+                // The lane's part of the first step, and of the second one.
                 const auto place = [=](u32 step) {
                     const u32 chunk = half * 4 + step * 2 + operand_part() / 2;
                     return OperandRows<8>::place(operand_row(), chunk) + operand_part() % 2 * HALF;
@@ -308,10 +310,10 @@ KERNEL(ordered_tiles_wide, TILES_THREADS, 2, OrderedProduct) {
 constexpr u32 TILES_THREADS = 256;
 constexpr u32 TILES_SIDE = 64;
 constexpr u32 STEP_TERMS = 16;
-// Elements of a thread: so many rows, and so many columns, each 16 apart.
+// Elements of a thread: this many rows, and this many columns, each 16 apart.
 constexpr u32 OWN = TILES_SIDE / 16;
 
-// Rows of an operand, a term longer than a step: so they begin in different banks.
+// Rows of an operand are one term longer than a step, so that they begin in different banks.
 typedef float Operands[TILES_SIDE][STEP_TERMS + 1];
 SHARED_BYTES(ordered_tiles_fp32, 2 * sizeof(Operands));
 
@@ -386,11 +388,11 @@ KERNEL(ordered_tiles_fp32, TILES_THREADS, 2, OrderedProduct) {
 }
 #endif
 
-// --- the sums of segments ------------------------------------------------------------------------------------
+// --- the sum of segments -------------------------------------------------------------------------------------
 
 constexpr u32 ADD_THREADS = 256;
 
-// Adds the segments of each element that blocks have formed apart: a row of blockIdx.y, N neighbours a thread.
+// Adds the segments of each element that blocks have computed separately: a row of blockIdx.y, N neighbours a thread.
 template <u32 N>
 DEVICE void add_segments(const OrderedProduct& product) {
     // Sums that are loaded at once.
@@ -426,7 +428,7 @@ DEVICE void add_segments(const OrderedProduct& product) {
 
 KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) { add_segments<1>(arguments); }
 #if ACTIVATION_BF16
-// Of rows of an even number of columns.
+// For rows of an even number of columns.
 KERNEL(ordered_add_pairs, ADD_THREADS, 4, OrderedProduct) { add_segments<2>(arguments); }
 #endif
 
@@ -438,22 +440,23 @@ KERNEL(ordered_add_pairs, ADD_THREADS, 4, OrderedProduct) { add_segments<2>(argu
 
 using ordered_groups::SegmentSums;
 
-// ROWS of a stage, GROUPS of 64 rows that multiply, TILES of 16 columns, and how many blocks share a multiprocessor.
+// Parameters: ROWS rows of a stage, GROUPS groups of 64 rows, TILES tiles of 16 columns, and the blocks that share a
+// multiprocessor.
 #define GROUPS_KERNEL(name, ROWS, GROUPS, TILES, STAGES, SUMS, BLOCKS)                                       \
     SHARED_BYTES(name, (ordered_groups::Memory<GROUPS, TILES, STAGES, ROWS>::BYTES));                        \
     KERNEL_OF_MAPS(name, ordered_groups::THREADS<GROUPS>, BLOCKS, ordered_groups::Arguments) {               \
         ordered_groups::multiply<GROUPS, TILES, STAGES, SUMS, BLOCKS, ROWS>(arguments);                      \
     }
 
-// Of few rows, memory is for weights on their way: in as many stages as a multiprocessor has room for.
+// With few rows, shared memory serves to have many weights in flight: as many stages as a multiprocessor has room for.
 GROUPS_KERNEL(ordered_groups_16x80, 16, 1, 5, 18, SegmentSums::ADDED, 1)
 GROUPS_KERNEL(ordered_groups_32x80, 32, 1, 5, 15, SegmentSums::ADDED, 1)
 GROUPS_KERNEL(ordered_groups_64x80, 64, 1, 5, 12, SegmentSums::ADDED, 1)
 GROUPS_KERNEL(ordered_groups_64x48, 64, 1, 3, 8, SegmentSums::ADDED, 2)
 GROUPS_KERNEL(ordered_groups_128x80, 128, 2, 5, 8, SegmentSums::ADDED, 1)
-// Many rows take one block a multiprocessor, and these one item after the other.
+// With many rows, each multiprocessor has one block, which takes one item after the other.
 GROUPS_KERNEL(ordered_groups_128x160, 128, 2, 10, 6, SegmentSums::ADDED, 1)
-// Where columns are too few for all multiprocessors, blocks share the segments.
+// With too few columns for all multiprocessors, blocks share the segments.
 GROUPS_KERNEL(ordered_groups_apart_64x192, 64, 1, 12, 3, SegmentSums::APART, 2)
 GROUPS_KERNEL(ordered_groups_apart_64x16, 64, 1, 1, 8, SegmentSums::APART, 2)
 

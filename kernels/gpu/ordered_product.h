@@ -1,26 +1,26 @@
-// Products whose order over k is stated, `out[m, n] = a[m, k] weight[n, k]^T`, so that an element of `out` has the same bits
+// Products whose order over k is stated, `out[m, n] = a[m, k] weight[n, k]^T`: an element of `out` has the same bits
 // among any other rows and from any kernel of ordered_product.cu.
 //
 // k is cut into segments of SEGMENT terms. The sum of a segment begins with +0.0; sums of segments are added in ascending order,
 // (s0 + s1) + s2 and so on, in fp32, and the whole is rounded once, or added to what `out` holds and then rounded.
 //
-// Of bf16, a segment takes 16 consecutive terms at a time: a step, which is one instruction of the matrix cores. Terms past k, up to a
-// multiple of STEP_TERMS, count as zeros in every kernel.
+// For bf16, a segment takes 16 consecutive terms at a time: a step, which is one instruction of the matrix cores. Terms
+// past k, up to a multiple of STEP_TERMS, count as zeros in every kernel.
 //
-// Of fp32, a segment's terms are added one by one, each by a fused multiply-add.
+// For fp32, a segment's terms are added one by one, each by a fused multiply-add.
 #pragma once
 
 constexpr u32 SEGMENT = 512;
 
 struct OrderedProduct {
-    void* out;                 // [m, n], of activations, or of fp32 where out_is_fp32
-    float* segment_sums;       // [segments, m, n], or null where each block walks over all segments
+    void* out;                 // [m, n], activations, or fp32 if out_is_fp32
+    float* segment_sums;       // [segments, m, n], or null where each block computes all segments
     const activation* a;       // [m, k]
     const activation* weight;  // [n, k]
     u64 out_stride;
     u64 a_stride;
     u64 weight_stride;
-    u64 group_of_warp;  // of few rows: four bits for each warp of a block
+    u64 group_of_warp;  // for few rows: four bits for each warp of a block
     u32 rows;      // m
     u32 columns;   // n
     u32 terms;     // k
@@ -28,17 +28,17 @@ struct OrderedProduct {
     u32 adds;      // whether the product is added to out
     u32 out_is_fp32;
     u32 pairs;       // whether two neighbours of a row of out, from an even column, are aligned to both
-    u32 groups;      // of few rows: columns that a block has, by the tiles of a warp
+    u32 groups;      // for few rows: groups of columns of a block, each the tiles of a warp
     u32 walkers;     // and the warps that share the segments of each
     u32 row_blocks;  // blocks of rows
-    u32 zero;        // 0, which the compiler does not know
+    u32 zero;        // always 0, which the compiler does not know
     u32 unused;
 };
 
-// Whether a block walks over all segments, or over that of blockIdx.y alone, whose sum it leaves in segment_sums.
+// Whether a block computes all segments, or only that of blockIdx.y, whose sum it leaves in segment_sums.
 DEVICE bool walks_all(const OrderedProduct& product) { return product.segment_sums == nullptr; }
 
-// What `out` holds or is to hold.
+// The type of `out`.
 template <class T>
 DEVICE void finish(const OrderedProduct& product, T* at, float sum) {
     narrow(*at, product.adds ? widen(*at) + sum : sum);
@@ -66,17 +66,18 @@ constexpr u32 CHUNK = 8, HALF = CHUNK / 2;
 // Tiles of results: 16 rows by 8 columns (NVIDIA) or 16 (AMD), four elements a lane.
 constexpr u32 TILE_COLUMNS = WARP == 32 ? 8 : 16;
 constexpr u32 SUMS = TILE * TILE_COLUMNS / WARP;
-// Rows of `a` that a lane has 16 bytes of.
+// Rows of `a` of which a lane loads 16 bytes.
 constexpr u32 SLOTS = WARP == 32 ? 2 : 1;
 
 typedef Pairs<CHUNK> Chunk;
 
-// Of a tile's rows of `a` that which the lane has of slot 0, slot 1 being eight further on; and its row of `weight`.
+// The lane's row among a tile's rows of `a` in slot 0 (slot 1 is eight further on), and its row of `weight`.
 DEVICE u32 operand_row() { return WARP == 32 ? lane_of_warp() / 4 : lane_of_warp() % 16; }
-// Which four terms of a step the lane has of its rows: terms 4 i .. 4 i + 4.
+// The four terms of a step that the lane has of its rows: terms 4 i .. 4 i + 4.
 DEVICE u32 operand_part() { return WARP == 32 ? lane_of_warp() % 4 : lane_of_warp() / 16; }
-// Which eight terms of 32 the lane loads where it loads 16 bytes: the lanes of parts 0 to 3 have chunks 0, 2, 1 and 3, so that of any two
-// neighbours the first has what both need for the first step, and the second what both need for the second one.
+// The eight terms of 32 that the lane loads as 16 bytes: the lanes of parts 0 to 3 have chunks 0, 2, 1 and 3, so that
+// of any two neighbours the first has the terms that both need for the first step, and the second those for the second
+// step.
 DEVICE u32 operand_chunk() { return operand_part() % 2 * 2 + operand_part() / 2; }
 
 // Elements of a tile of results.
@@ -100,8 +101,8 @@ DEVICE Chunk zero_chunk() {
     return chunk;
 }
 
-// Makes words of their own of what one load has brought. NVIDIA's compiler keeps those together, and would move them before every
-// instruction that wants words of two loads side by side.
+// Separates the words of one load. NVIDIA's compiler otherwise keeps them together, and would move them before every
+// instruction that needs words of two loads side by side.
 DEVICE void take_apart(const OrderedProduct& product, Chunk& chunk) {
 #if ON_NVIDIA
 #pragma unroll
@@ -109,7 +110,8 @@ DEVICE void take_apart(const OrderedProduct& product, Chunk& chunk) {
 #endif
 }
 
-// Of chunks as they were loaded, neighbours exchange halves: a lane has its part of the first step then, and of the second one.
+// Neighbouring lanes exchange halves of the chunks that they loaded: then a lane has its part of the first step and of
+// the second one.
 DEVICE void exchange_halves(Chunk& chunk) {
     const bool is_first = operand_part() % 2 == 0;
 #pragma unroll
@@ -133,7 +135,7 @@ template <u32 STEP>
 DEVICE void multiply_add(Sums& sums, const Chunk (&a)[SLOTS], const Chunk& weight) {
     constexpr u32 FIRST = 2 * STEP, SECOND = FIRST + 1;
 #if defined(EMULATOR)
-    // What a lane has of both, for the others to read.
+    // The elements that a lane holds of both, for the others to read.
     __shared__ Chunk lent[32][WARP][SLOTS + 1];
     Chunk(&of_warp)[WARP][SLOTS + 1] = lent[threadIdx.x / WARP];
     for (u32 slot = 0; slot < SLOTS; slot++) of_warp[lane_of_warp()][slot] = a[slot];
@@ -159,7 +161,7 @@ DEVICE void multiply_add(Sums& sums, const Chunk (&a)[SLOTS], const Chunk& weigh
         : "r"(a[0].at[FIRST]), "r"(a[1].at[FIRST]), "r"(a[0].at[SECOND]), "r"(a[1].at[SECOND]),
           "r"(weight.at[FIRST]), "r"(weight.at[SECOND]));
 #else
-    // Each product is formed transposed, so that a lane has neighbours of a row.
+    // Each product is computed transposed, so that a lane has neighbours of a row.
     union {
         u32 pairs[2];
         short4_vector all;
@@ -176,7 +178,7 @@ DEVICE void multiply_add(Sums& sums, const Chunk (&a)[SLOTS], const Chunk& weigh
     for (u32 i = 0; i < SUMS; i++) sums.at[i] = c[i];
 #endif
 }
-// The same over all 32 of several tiles: the next instruction never waits for the last one's sums, where there are several.
+// The same over all 32 terms of several tiles: with several tiles, no instruction waits for the sums of the one before.
 template <u32 DOWN, u32 ACROSS>
 DEVICE void multiply_add(Sums (&sums)[DOWN][ACROSS], const Chunk (&a)[DOWN][SLOTS],
                          const Chunk (&weight)[ACROSS]) {
@@ -196,7 +198,7 @@ DEVICE void multiply_add(Sums (&sums)[DOWN][ACROSS], const Chunk (&a)[DOWN][SLOT
     }
 }
 
-// `at`, formed here once and for all.
+// `at`, computed here and not again.
 DEVICE const bf16* settled(const bf16* at) {
 #if ON_NVIDIA
     asm volatile("" : "+l"(at));
@@ -204,7 +206,7 @@ DEVICE const bf16* settled(const bf16* at) {
     return at;
 }
 
-// 16 bytes of a weight that no other block reads, asked for here and not where they are needed.
+// 16 bytes of a weight that no other block reads, loaded at this place and not later.
 DEVICE Chunk load_once(const bf16* global) {
 #if ON_NVIDIA
     Chunk chunk;

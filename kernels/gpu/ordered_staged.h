@@ -1,30 +1,32 @@
 // Products in the stated order (ordered_product.h) of up to eight rows and several segments, whose weights pass through shared memory.
 //
-// Each warp of a block forms the sums of the same columns over one segment after the other. It has a ring of stages of its own, which the
-// copy engine fills while the warp multiplies, so that what is on its way takes no registers; and a matrix load hands a step's two chunks
-// of 16 bytes to the lanes as the instruction wants them. A block adds the segments when all are there.
+// Each warp of a block computes the sums of the same columns over one segment after the other. It has its own ring of
+// stages, which the copy engine fills while the warp multiplies, so that data in flight takes no registers; a matrix
+// load hands a step's two chunks of 16 bytes to the lanes as the instruction expects them. A block adds the segments at
+// the end.
 #pragma once
 #include "group_product.h"
 
 namespace ordered_staged {
 
 struct Arguments {
-    OrderedProduct product;  // whose segments `walkers` warps share
+    OrderedProduct product;  // `walkers` warps share its segments
     u32 columns;             // of a block
     u32 stage_terms;         // a multiple of 32
     u32 stages;              // of a warp
-    u32 own_segments;        // of a warp, at most
+    u32 own_segments;        // the most segments of a warp
 };
 
 constexpr u32 MOST_WARPS = 10;
 constexpr u32 ROUND_TERMS = 32;
-// Rows in shared memory are so much longer that the chunks of eight rows lie in different banks.
+// The padding of rows in shared memory, which puts the chunks of eight rows in different banks.
 constexpr u32 PAD_BYTES = 16;
 
 DEVICE u32 row_bytes(u32 terms) { return terms * sizeof(bf16) + PAD_BYTES; }
 
 #if ON_NVIDIA
-// Four matrices of eight rows of 16 bytes: lane i says where row i % 8 of matrix i / 8 is, and has the words that the instruction wants.
+// Four matrices of eight rows of 16 bytes: lane i gives the address of row i % 8 of matrix i / 8, and gets the words
+// for the instruction.
 DEVICE void load_chunks(u32 (&chunks)[4], u32 place) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(chunks[0]), "=r"(chunks[1]), "=r"(chunks[2]), "=r"(chunks[3])
@@ -50,7 +52,7 @@ DEVICE void load_chunks(u32 (&chunks)[4], u32 place) {
     }
 }
 DEVICE void multiply_add(float (&sums)[4], const u32 (&weight)[4], u32 first, u32 second) {
-    // What a lane has of both, for the others to read.
+    // The elements that a lane holds of both, for the others to read.
     __shared__ u32 lent[MOST_WARPS][WARP][6];
     u32(&of_warp)[WARP][6] = lent[threadIdx.x / WARP];
     const u32 lane = lane_of_warp(), own[6] = {weight[0], weight[1], weight[2], weight[3], first, second};
@@ -112,7 +114,7 @@ DEVICE const void* out_at(const OrderedProduct& product, u64 place) {
     return static_cast<const bf16*>(product.out) + (product.out_is_fp32 ? 2 * place : place);
 }
 
-// Zeros from term `from` to `to` of so many rows of shared memory.
+// Writes zeros from term `from` to `to` of some rows of shared memory.
 DEVICE void clear(unsigned char* rows, u32 count, u32 bytes, u32 from, u32 to) {
 #pragma unroll 1
     for (u32 row = 0; row < count; row++) {
@@ -121,7 +123,7 @@ DEVICE void clear(unsigned char* rows, u32 count, u32 bytes, u32 from, u32 to) {
     }
 }
 
-// TILES tiles of 16 columns a block, of which the last may lack some.
+// TILES tiles of 16 columns a block; the last block may have fewer.
 template <u32 TILES>
 DEVICE void multiply(const Arguments& arguments) {
     constexpr u32 ROUNDS = TILES == 1 ? 4 : 2;
@@ -131,7 +133,7 @@ DEVICE void multiply(const Arguments& arguments) {
     const u32 lane = lane_of_warp(), warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const u32 columns = arguments.columns, stages = arguments.stages, stage_terms = arguments.stage_terms;
     const u32 first_column = blockIdx.x * columns, live = min(columns, product.columns - first_column);
-    // Of the block: gates, rings, rows of `a`, and sums.
+    // The shared memory of the block: gates, rings, rows of `a`, and sums.
     const u32 weight_bytes = row_bytes(stage_terms), stage_bytes = columns * weight_bytes;
     const u32 a_bytes = row_bytes(min((product.terms + ROUND_TERMS - 1) / ROUND_TERMS * ROUND_TERMS, SEGMENT));
     const u32 own_a_bytes = arguments.own_segments * product.rows * a_bytes;
@@ -150,7 +152,7 @@ DEVICE void multiply(const Arguments& arguments) {
 
     const auto end_of = [&](u32 segment) { return min((segment + 1) * SEGMENT, product.terms); };
     const bf16* const weights = product.weight + first_column * product.weight_stride;
-    // What is copied next.
+    // The next terms to be copied.
     u32 next_segment = warp, next_term = warp * SEGMENT, next_stage = 0;
     const auto copy_next = [&] {
         if (next_segment >= product.segments) return;
@@ -169,10 +171,10 @@ DEVICE void multiply(const Arguments& arguments) {
         next_segment += product.walkers;
         next_term = next_segment * SEGMENT;
     };
-    // Instructions come from memory too: loops that are short are not unrolled.
+    // Instructions are fetched from memory too, so short loops are not unrolled.
 #pragma unroll 1
     for (u32 i = 0; i < stages; i++) copy_next();
-    // Places are formed before, so that little is left to do when the rows are there.
+    // Addresses are computed early, so that little is left to do when the rows are available.
     constexpr u32 EACH = SEGMENT / CHUNK / WARP;
     const u32 first_term = warp * SEGMENT + lane * CHUNK;
     const bf16* a_from = settled(product.a + first_term);
@@ -182,7 +184,7 @@ DEVICE void multiply(const Arguments& arguments) {
     const u64 first_place = warp * product.out_stride + first_column + lane;
     await_previous();
 
-    // All of the warp's rows of `a`, to the end of its last segment.
+    // All of the warp's part of the rows of `a`, to the end of its last segment.
     const u64 next_own = product.walkers * SEGMENT - product.rows * product.a_stride;
 #pragma unroll 1
     for (u32 own = 0; own < arguments.own_segments; own++) {
@@ -200,7 +202,7 @@ DEVICE void multiply(const Arguments& arguments) {
         left_terms -= min(left_terms, product.walkers * SEGMENT);
     }
     copy_async_commit();
-    // What the product is added to is there before the sums are.
+    // The values that the product is added to are loaded before the sums are finished.
     float found = 0.0f;
     if (adds_first) found = load_sum(product, out_at(product, first_place));
     copy_async_wait<0>();
@@ -210,7 +212,8 @@ DEVICE void multiply(const Arguments& arguments) {
     u32 weight_rows[TILES];
 #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++) {
-        // Matrices of eight rows: of the first chunk of a step the first eight and those after, of the second chunk the same.
+        // Matrices of eight rows: for the first chunk of a step the first eight rows and the next eight, then the same
+        // for the second chunk.
         const u32 row = min(tile * TILE + lane % TILE, live - 1);
         weight_rows[tile] = row * weight_bytes + lane / TILE * CHUNK * sizeof(bf16);
     }

@@ -23,7 +23,7 @@ struct Pairs {
     u32 at[N / 2];
 };
 
-// Those at a place aligned to all of them.
+// N elements of two bytes each, from a place aligned to all of them.
 template <u32 N>
 DEVICE Pairs<N> load_pairs(const void* at) {
     static_assert(N == 2 || N == 4 || N == 8, "pairs are one load");
@@ -54,7 +54,7 @@ DEVICE void store_pairs(void* at, const Pairs<N>& pairs) {
     }
 }
 
-// N elements at a place aligned to them, or to 16 bytes where they are more.
+// N elements at a place aligned to their size, or to 16 bytes where they are larger.
 template <u32 N>
 DEVICE Pack<N> load_pack(const float* at) {
     static_assert(N == 1 || N == 2 || N % 4 == 0, "a pack is one load, or whole loads of 16 bytes");
@@ -119,7 +119,7 @@ DEVICE void store_pack(bf16* at, const Pack<N>& pack) {
     }
 }
 
-// The pack as it is once it was stored as activations.
+// The pack as it reads back after it is stored as activations.
 template <u32 N>
 DEVICE Pack<N> as_activations(Pack<N> pack) {
 #if ACTIVATION_BF16
@@ -134,10 +134,10 @@ DEVICE Pack<N> as_activations(Pack<N> pack) {
     return pack;
 }
 
-// How packs are reached. A conditional load would make the next one wait for it, so wide ones ask nothing.
+// How packs are accessed. A conditional load would make the next one wait for it, so wide accesses have no condition.
 enum class Access {
-    WIDE,    // whole and aligned: the caller sees to it
-    SINGLE,  // element by element, as many as there are
+    WIDE,    // whole and aligned, as the caller ensures
+    SINGLE,  // element by element, as many as exist
 };
 
 // The first `count` elements of a pack, the others `rest`.
@@ -168,7 +168,7 @@ DEVICE void store(T* at, const Pack<N>& pack, u64 count) {
     }
 }
 
-// `pack` where `inside`, else zeros: what a load that was not asked for has brought.
+// `pack` if `inside`, else zeros: for loads whose result may lie outside.
 template <u32 N>
 DEVICE Pack<N> or_zero(bool inside, Pack<N> pack) {
 #pragma unroll
@@ -176,7 +176,7 @@ DEVICE Pack<N> or_zero(bool inside, Pack<N> pack) {
     return pack;
 }
 
-// What a block has of elements that threads share out: BATCH packs of N for each thread, neighbouring threads having
+// The part of a block in elements that threads share: BATCH packs of N for each thread, neighbouring threads having
 // neighbouring packs.
 template <u32 THREADS, u32 BATCH, u32 N>
 struct Tile {
@@ -186,7 +186,7 @@ struct Tile {
     u64 start;     // of the block
 
     __device__ __forceinline__ explicit Tile(u64 all_elements) : Tile(all_elements, blockIdx.x) {}
-    // That of block `block`.
+    // The part of block `block`.
     __device__ __forceinline__ Tile(u64 all_elements, u64 block)
         : elements(all_elements), start(block * ELEMENTS) {}
 

@@ -13,10 +13,10 @@ struct SumPartials {
 };
 
 constexpr u32 SUM_THREADS = 64;
-// Runs that a thread has in flight: there are so few threads that what they wait for is what the sums take.
+// Runs that a thread has in flight: there are few threads, so their latency decides the time.
 constexpr u32 BATCH = 32;
 
-// A thread for each column of each grain of each parameter: the runs of the grain in order, from +0.0.
+// A thread for each column of each grain of each parameter: adds the runs of the grain in order, from +0.0.
 KERNEL(sum_partials, SUM_THREADS, 1, SumPartials) {
     const u64 thread = static_cast<u64>(blockIdx.x) * SUM_THREADS + threadIdx.x;
     const bool of_second = thread >= arguments.elements;

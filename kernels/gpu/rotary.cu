@@ -1,9 +1,9 @@
-// Rotary positions (RoFormer, Su et al., 2021): pairs of elements, half a head apart, turned by the angles of their row's position; and
-// their gradients, which are added over the heads of queries that share keys and values first.
+// Rotary positions (RoFormer, Su et al., 2021): pairs of elements, half a head apart, turned by the angles of their
+// row's position; and their gradients, which are first added over the heads of queries that share keys and values.
 //
-// Cosines and sines come from a table that the host has formed, so that they are the same on every device.
+// Cosines and sines come from a table that the host has computed, so that they are the same on every device.
 //
-// Floor: 4 bytes an element of bf16 forward; backward, the bytes of three gradients of h heads, and of those that are left.
+// Floor: 4 bytes an element of bf16 forward; backward, the bytes of three gradients of h heads, and of the results.
 #include "dialect.h"
 
 constexpr u32 THREADS = 128;
@@ -12,7 +12,7 @@ struct Rotary {
     activation* rows;    // [b t, (h + g) p], or [b t, 3 h p] backward, rows row_stride apart
     const float* table;  // [limit, p]: the cosines of p / 2 angles, then their sines
     const u32* starts;   // [b t], or null: the position of the first token of the row's document
-    const u32* past;     // [b], or null: positions of each sample before its rows
+    const u32* past;     // [b], or null: the number of positions of each sample before its rows
     u64 row_stride;
     u64 row_count;  // b t
     u32 positions;  // t
@@ -59,7 +59,8 @@ KERNEL(rotary_forward, THREADS, 1, Rotary) {
     write_pair(at, half, turned(read_pair(at, half), angle_of(arguments, row, pair)));
 }
 
-// A thread for a pair of every head of a row: it writes sums where nothing is still to be added, and no other thread has these columns.
+// A thread for a pair of every head of a row: it writes sums only over values that have been added already, and no
+// other thread has these columns.
 KERNEL(rotary_backward, THREADS, 1, Rotary) {
     const u32 half = arguments.half, width = 2 * half;
     const u32 heads = arguments.heads, shared_heads = arguments.shared_heads, group = heads / shared_heads;

@@ -1,4 +1,4 @@
-// Functions of single elements over the rows of matrices: a thread has a pack of columns in a few neighbouring rows.
+// Elementwise functions over the rows of matrices: a thread has a pack of columns in a few neighbouring rows.
 #pragma once
 
 constexpr u32 MAP_THREADS = 256;
@@ -18,7 +18,7 @@ struct RowMap {
     float limit;
 };
 
-// What a map reads beside x.
+// The operands of a map beside x.
 enum class Reads { X, X_AND_DOUT };
 
 // out = operation(x + bias, dout) of elements of type T.
@@ -30,14 +30,14 @@ DEVICE void map_rows(const RowMap& arguments, Operation operation) {
     const u32 tiles = (width - 1) / (MAP_THREADS * COLUMNS) + 1;
     const u32 column = (blockIdx.x % tiles * MAP_THREADS + threadIdx.x) * COLUMNS;
     release_next();
-    // All rows share a bias.
+    // All rows share one pack of biases.
     if (arguments.bias && blockIdx.x < tiles && column < width) fetch_ahead(arguments.bias + column);
     await_previous();
     if (column >= width) return;
     const u32 count = width - column;
     const u64 first_row = static_cast<u64>(blockIdx.x / tiles) * MAP_ROWS;
     const auto row_of = [&](u32 i) {
-        // Past the last row the first is loaded again, and nothing stored: no load waits for a condition.
+        // Past the last row the first is loaded again and not stored: no load waits for a condition.
         return first_row + i < arguments.rows ? first_row + i : first_row;
     };
     Columns x[MAP_ROWS], dout[MAP_ROWS];

@@ -1,4 +1,5 @@
-// Runs of rows: what one team or thread sums of the gradients of parameters, before partial_sums.cu adds the runs of a grain.
+// Runs of rows: the rows over which one team or thread sums gradients of parameters, before partial_sums.cu adds the
+// runs of a grain.
 #pragma once
 
 // Rows of a run of a bias's gradient.
@@ -9,7 +10,7 @@ struct Run {
     u64 last_row;  // one past it
 };
 
-// Run `run` of `ROWS` rows at the most. Runs are cut from a grain's first row, so that they do not depend on other grains.
+// Run `run` of at most `ROWS` rows. Runs are cut from a grain's first row, so that they do not depend on other grains.
 template <u32 ROWS, class Arguments>
 DEVICE Run run_of_rows(const Arguments& arguments, u64 run) {
     const u64 grain_row = run / arguments.runs_per_grain * arguments.rows_per_grain;

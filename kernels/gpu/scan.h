@@ -1,7 +1,7 @@
-// What the kernels of the selective scan share: sizes, rows of activations, softplus, and the
-// arguments of forward and backward.
+// Common parts of the selective scan's kernels: sizes, rows of activations, softplus, and the arguments of forward and
+// backward.
 //
-// Decays are formed as 2^(delta rate), rate = A log2(e) = -exp(a_log) log2(e): one exponential a state.
+// Decays are computed as 2^(delta rate), rate = A log2(e) = -exp(a_log) log2(e): one exponential a state.
 #pragma once
 #include "dialect.h"
 #include "documents.h"
@@ -12,13 +12,13 @@ constexpr u32 CHECKPOINT = 16;
 constexpr u32 BLOCK_CHANNELS = 32;
 constexpr u32 SCAN_THREADS = 128;
 
-// How blocks share out the work of the kernels for sixteen states. 32 channels of a sample are a chain, cut
-// into segments of whole tiles; a block takes the next turn, a segment of a chain. Turns are numbered by
-// segment first, then by chain, so that a turn waits only for one that was taken before it, by a block that
-// runs. Without segments a multiprocessor that has a chain more than another ends later by all of it
+// How blocks share the work of the kernels for sixteen states, a chained scan. 32 channels of a sample are a chain, cut
+// into segments of whole tiles; a block takes the next turn, which is one segment of one chain. Turns are numbered by
+// segment first, then by chain, so a turn waits only for turns that were taken earlier, by blocks that are running.
+// Without segments, a multiprocessor with one more chain than the others would end later by the time of a whole chain
 // (measured at 2.5 chains a multiprocessor: 11 % backward). Which block walks a segment changes no bit.
 struct ScanTurns {
-    u32* words;     // [1 + chains]: turns taken, then segments done of each chain; scan_pack zeroes them
+    u32* words;     // [1 + chains]: turns taken, then the number of finished segments of each chain; scan_pack zeroes them
     u32 chains, segments;
     u32 positions;  // of a segment
     u32 unused;
@@ -43,10 +43,10 @@ DEVICE activation* place(const ScanRowsOut& rows, u32 row, u32 column) {
 struct ScanForwardArguments {
     ScanRowsOut out;            // [b t, e]
     float* checkpoints;         // [b, ceil(t / CHECKPOINT), e, n]: the states before each sixteenth position
-    activation* y;              // [b t, e], y before the gate, as rounded: `out` is formed from it
+    activation* y;              // [b t, e], y before the gate, rounded; `out` is computed from it
     ScanRows delta_raw, x, z;   // [b t, e]
     ScanRows bc;                // [b t, 2 n]; any states
-    const float* packed_bc;     // as scan_pack leaves it; sixteen states
+    const float* packed_bc;     // as scan_pack writes it; sixteen states
     const float* delta_bias;    // [e]
     const float* a_log;         // [e, n]
     const float* d;             // [e]
@@ -57,17 +57,17 @@ struct ScanForwardArguments {
     static constexpr bool GOES_ON = false;
 };
 
-// What generation gives of a piece of sequences.
+// The arguments of generation for a piece of sequences.
 struct ScanPieceArguments {
     ScanRowsOut out;           // [b t, e]
-    float* state;              // [b, e, n], moved on
-    const u32* lengths;        // [b]: positions that there are of each sample; null where there are t
+    float* state;              // [b, e, n], advanced
+    const u32* lengths;        // [b]: the new positions of each sample; null where all have t
     ScanRows delta_raw, x, z;  // [b t, e]
     ScanRows bc;               // [b t, 2 n]
     const float *delta_bias, *a_log, *d;
     u32 samples, positions, channels, states;
     u32 lanes;  // threads of a channel; any states
-    u32 wide;   // whether `state` and `a_log` allow access of 16 bytes
+    u32 wide;   // whether `state` and `a_log` are aligned for access of 16 bytes
     static constexpr bool GOES_ON = true;
 };
 DEVICE u32 positions_of(const ScanPieceArguments& arguments, u32 sample) {
@@ -79,7 +79,7 @@ struct ScanBackwardArguments {
     ScanRowsOut regated;             // [b t, e], or none where `first` is null
     float* dbc;                      // [b, ceil(e / 32), t, 2 n]: partial sums over 32 channels
     float* parameters;               // [b, e n + 2 e]: da_log, dd and ddelta_bias of each sample
-    float* carried;                  // [chains, 4, 128, 4]: what a chain's next turn goes on from
+    float* carried;                  // [chains, 4, 128, 4]: the values that a chain hands to its next turn
     ScanRows dout;                   // [b t, e]
     ScanRows delta_raw, x, z, bc;
     const float* checkpoints;
@@ -90,19 +90,19 @@ struct ScanBackwardArguments {
     const u32* beginnings;
 };
 
-// Whether a document begins with position `i` of those whose bits are given: no state comes in from the one before,
-// and no gradient goes out to it.
+// Whether a document begins with position `i`, among positions whose bits are given: no state enters from the position
+// before, and no gradient goes back to it.
 DEVICE bool begins(u32 bits, u32 i) { return DOCUMENTS && (bits >> i & 1); }
-// `x`, or zero where a document begins, without a predicate: the backward walk has none left.
+// `x`, or zero where a document begins, without a predicate register: the backward walk has none left.
 DEVICE float unless_begins(u32 bits, u32 i, float x) {
     return DOCUMENTS ? __uint_as_float(__float_as_uint(x) & ((bits >> i & 1) - 1)) : x;
 }
 
-// A segment of a chain; `segment` counts in the order that they are walked in.
+// A segment of a chain; `segment` counts in the order of the walk.
 struct ScanTurn {
     u32 chain, segment;
 };
-// Every thread's next turn, by way of `shared`; false after the last.
+// The next turn, given to every thread through `shared`; returns false after the last.
 DEVICE bool take_turn(ScanTurn& turn, const ScanTurns& turns, u32& shared) {
     __syncthreads();  // no thread needs the last turn's shared memory
     if (threadIdx.x == 0) shared = take_number(turns.words);
@@ -118,13 +118,13 @@ DEVICE void await_turn(const ScanTurn& turn, const ScanTurns& turns) {
     }
     __syncthreads();
 }
-// Lets the chain's next turn go on from what this block's threads have written.
+// Publishes what this block's threads have written, for the chain's next turn.
 DEVICE void end_turn(const ScanTurn& turn, const ScanTurns& turns) {
     __syncthreads();
     if (threadIdx.x == 0) publish(turns.words + 1 + turn.chain, turn.segment + 1);
 }
 
-// Elements of a sample's B and C as scan_pack leaves them, [t, 8, 4]: (B B C C) of two neighbouring states. Zeros
+// Elements of a sample's B and C as scan_pack writes them, [t, 8, 4]: (B B C C) of two neighbouring states. Zeros
 // follow up to a whole tile.
 constexpr u32 PACKED_POSITIONS = 32;
 DEVICE u64 packed_elements(u32 positions) {
@@ -132,7 +132,7 @@ DEVICE u64 packed_elements(u32 positions) {
     return tiles * PACKED_POSITIONS * 32;
 }
 
-// e^x for a parameter: what rounding x log2(e) loses is put back.
+// e^x for a parameter: the rounding error of x log2(e) is corrected.
 DEVICE float exp_careful(float x) {
     const float high = x * LOG2_E;
     const float low = fmaf(x, 1.925963033500012e-8f, fmaf(x, LOG2_E, -high));
@@ -141,8 +141,8 @@ DEVICE float exp_careful(float x) {
 }
 DEVICE float rate_of(float a_log) { return exp_careful(a_log) * -LOG2_E; }
 
-// log(1 + x), x >= 0: a minimax polynomial without constant term below 1/2 (relative error 3e-8), where
-// 1 + x would lose x.
+// log(1 + x), x >= 0: below 1/2 a minimax polynomial without constant term (relative error 3e-8), because 1 + x would
+// lose bits of x there.
 DEVICE float log1p_positive(float x) {
     float p = 0.03872343440334549f;
     p = fmaf(p, x, -0.11377193717470159f);
@@ -154,7 +154,7 @@ DEVICE float log1p_positive(float x) {
     return x < 0.5f ? p * x : log2_fast(1.0f + x) * LN_2;
 }
 
-// softplus(x) = log(1 + e^x), and its derivative, the sigmoid; x itself and 1 above 20.
+// softplus(x) = log(1 + e^x), and its derivative, the sigmoid; above 20, x itself and 1.
 DEVICE float softplus(float x, float& slope) {
     const float e = exp_fast(fminf(x, 20.0f));
     const float y = log1p_positive(e);
@@ -166,13 +166,13 @@ DEVICE float softplus(float x) {
     return x > 20.0f ? x : y;
 }
 
-// The forward output from y as saved: forward and backward both call this, so `regated` has its bits.
+// The forward output from the saved y: forward and backward both call this, so `regated` has the bits of the output.
 DEVICE float gated(float y, float z, float sigmoid_z) { return y * (z * sigmoid_z); }
 
 // --- a thread's columns of a row: 4 or 8 neighbouring elements -----------------------------------------
 // ALIGNED: rows and columns allow 16-byte (4 bf16: 8-byte) access.
 
-// From global to shared memory; there after copy_async_commit and copy_async_wait.
+// From global to shared memory; complete after copy_async_commit and copy_async_wait.
 template <u32 COUNT, bool ALIGNED>
 DEVICE void fetch_columns(activation* shared, const activation* global) {
     constexpr u32 BYTES = COUNT * sizeof(activation);
@@ -202,7 +202,7 @@ DEVICE void unpack(float* out, float4 x) {
     out[3] = x.w;
 }
 
-// Four neighbouring numbers; WIDE: at once.
+// Four neighbouring numbers; WIDE: with one access.
 DEVICE void take4(float (&out)[4], const float* from, bool wide) {
     if (wide) {
         unpack(out, load4(from));
@@ -236,7 +236,7 @@ DEVICE void take_columns(float (&out)[8], const activation* shared) {
 #endif
 }
 
-// A thread's columns of a row in its registers, as words.
+// A thread's columns of a row in registers, as words.
 template <u32 COUNT>
 struct HeldColumns {
 #if ACTIVATION_BF16

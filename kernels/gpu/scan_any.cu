@@ -1,14 +1,14 @@
-// The selective scan of any number of channels and up to 256 states, forward and backward, and its single
-// step for generation. scan_forward.cu, scan_backward.cu and scan_piece.cu have the case of today's models; this
-// is for the rest, where being right and simple comes first.
+// The selective scan of any number of channels and up to 256 states, forward and backward, and in single steps for
+// generation. scan_forward.cu, scan_backward.cu and scan_piece.cu have the common case; this file is for all others,
+// and prefers simplicity to speed.
 //
-// A channel has 4 to 32 neighbouring lanes of a warp, as many as its states need (`lanes`, a power of two), and
-// lane i holds states i, i + lanes and so on, whose values wait in shared memory while another is
-// walked. Positions go in chunks of CHECKPOINT. Every thread of a block meets every barrier and shuffle; what lies
-// past the last channel, state or position has a step and a rate of zero.
+// A channel has 4 to 32 neighbouring lanes of a warp, as many as its states need (`lanes`, a power of two), and lane i
+// holds states i, i + lanes and so on; while it walks one of them, the values of the others wait in shared memory.
+// Positions go in chunks of CHECKPOINT. Every thread of a block reaches every barrier and shuffle; past the last
+// channel, state or position, steps and rates are zero.
 //
-// Floor, per state and position: one exponential and 5 operations forward, one and about 20
-// operations backward; B and C are read from the cache for each channel, which is the nearest wall.
+// Floor, per state and position: one exponential and 5 operations forward, one and about 20 operations backward; B and
+// C are read from the cache for each channel, which is the tightest limit.
 #include "scan.h"
 
 namespace {
@@ -39,7 +39,7 @@ DEVICE void sum_lanes(float (&values)[COUNT], u32 lanes) {
     }
 }
 
-// B or C of a chunk's positions; the last one's for those past the end.
+// B or C of a chunk's positions; past the end, those of the last position.
 DEVICE void load_coefficients(float (&out)[CHECKPOINT], const ScanRows& bc, u32 first_row, u32 count,
                               u32 column, bool held) {
 #pragma unroll
@@ -76,8 +76,9 @@ DEVICE u64 checkpoint_at(u32 sample, u32 chunk, u32 positions, u64 state_element
 
 DEVICE u32 positions_of(const ScanForwardArguments& arguments, u32) { return arguments.positions; }
 
-// Channels of a sample move on from what is there before. In training that is nothing, and states are saved as they are before each
-// chunk, and y before the gate. In generation they go on from where they were, and are left where the sample's positions end.
+// Advances channels of a sample from their present states. In training these are zero; the states before each chunk are
+// saved, and y before the gate. In generation they are the saved states, and the states at the end of the sample's
+// positions are stored.
 template <class Arguments>
 DEVICE void forward(const Arguments& arguments) {
     constexpr bool GOES_ON = Arguments::GOES_ON;
@@ -104,7 +105,8 @@ DEVICE void forward(const Arguments& arguments) {
         }
     }
     for (u32 first = 0; first < end; first += CHECKPOINT) {
-        // In pieces AMD's compiler would hold what follows from it for all positions at once, in scalar registers, which it lacks.
+        // In generation, AMD's compiler would otherwise keep the conditions on `count` for all positions at once, in
+        // scalar registers, which it lacks.
         const u32 here = min(CHECKPOINT, end - first), count = GOES_ON && ON_AMD ? formed_anew(here) : here;
         const u32 first_row = sample * positions + first;
         const u32 beginnings = DOCUMENTS && !GOES_ON ? bits_from(documents, first, positions) : 0;
@@ -142,7 +144,7 @@ DEVICE void forward(const Arguments& arguments) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
                 const float before = begins(beginnings, i) ? 0.0f : h;
                 const float moved = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
-                // Behind the end not even the sign of a zero changes.
+                // Past the end not even the sign of a zero changes.
                 h = !GOES_ON || i < (ON_AMD ? formed_anew(count) : count) ? moved : h;
                 y[i] = fmaf(c[i], h, y[i]);
             }
@@ -174,8 +176,8 @@ DEVICE void forward(const Arguments& arguments) {
     }
 }
 
-// The backward scan of as many channels as the block has slots for at once, from `first_channel`. Sums over
-// channels are added to what `earlier` channels of the block have left.
+// The backward scan of as many channels as the block has slots, from `first_channel`. Sums over channels are added to
+// those of the block's `earlier` channels.
 DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& arguments,
                            const Place& my, u32 sample, u32 first_channel, float* dbc, bool earlier) {
     const u32 thread = threadIdx.x, positions = arguments.positions, states = arguments.states;
@@ -243,7 +245,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
                 if (begins(beginnings, i)) future = 0.0f;
                 qa[i] = fmaf(rate, q, qa[i]);
                 da = fmaf(step.x, q, da);
-                // From here on b and c are the channel's dB and dC.
+                // From here on b and c hold the channel's dB and dC.
                 b[i] = step.y * g;
                 c[i] = dy * h[i + 1];
             }
@@ -285,7 +287,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
             }
         }
         __syncthreads();
-        // The number of slots divides that of threads, so a thread's are all of one channel.
+        // The number of slots divides that of threads, so all elements of a thread belong to one channel.
         for (u32 i = thread; i < count * my.slots; i += SCAN_THREADS) {
             const u32 row = first_row + i / my.slots, its = first_channel + i % my.slots;
             if (its >= channels) continue;
@@ -331,8 +333,8 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     __syncthreads();
 }
 
-// A block has 32 channels, in turns, whatever the number of states, so that there are no more partial sums of
-// dB and dC than that.
+// A block has 32 channels, one group of slots after the other, for any number of states, so that partial sums of dB and
+// dC are over 32 channels.
 DEVICE void backward(const ScanBackwardArguments& arguments) {
     SHARED(BackwardShared, memory);
     const Place my = place_of(arguments.lanes, arguments.states);
@@ -362,7 +364,7 @@ SHARED_BYTES(scan_backward_any, sizeof(BackwardShared));
 KERNEL(scan_piece_any, 128, 1, ScanPieceArguments) { forward(arguments); }
 SHARED_BYTES(scan_piece_any, sizeof(ForwardShared));
 
-// The same bits where every sample has one position, as a sequence that is written on: no chunk is walked for one.
+// The same bits where every sample has one new position: the walk in chunks is left out.
 KERNEL(scan_step_any, 128, 1, ScanPieceArguments) {
     const u32 channels = arguments.channels, states = arguments.states;
     const Place my = place_of(arguments.lanes, states);

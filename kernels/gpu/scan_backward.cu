@@ -1,9 +1,9 @@
 // The backward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
-// A block walks a turn (scan.h) of 32 channels of a sample, last tile first, and goes on from what the turn
-// before left. A lane holds 2 states of 2 neighbouring channels. A tile is 16 positions, in two pieces of 8:
-// the states before the piece are walked to from the saved ones, the piece's decays and states are formed
-// and stay in registers, and the walk back uses them. With g the gradient of a state, a its decay,
+// A block walks a turn (scan.h) of 32 channels of a sample, last tile first, and continues from the values that the
+// turn before left. A lane holds 2 states of 2 neighbouring channels. A tile is 16 positions, in two pieces of 8: from
+// the saved states a forward walk reaches the piece; the piece's decays and states are computed and stay in registers,
+// and the backward walk uses them. With g the gradient of a state, a its decay,
 // q = a g h_before:
 //
 //   g = C dy + a_next g_next      dC = dy h    dB = g delta x       (summed over channels)
@@ -14,18 +14,18 @@
 // shared memory, then one partial sum a block in device memory, which scan_sum_dbc adds in order. Sums over
 // states go through shared memory to the thread that finishes 4 channels of one position.
 //
-// Waves of 64 are AMD's, whose compute units have 64 KiB of shared memory and whose copies into it hold up the thread that
-// makes them. There the next tile waits in registers, and sums over states go over the lanes of a warp too, by the same tree,
-// so that three blocks fit where one would.
+// AMD has waves of 64. Its compute units have 64 KiB of shared memory, and copies into it hold up the thread that makes
+// them. There the next tile waits in registers, and sums over states go over the lanes of a warp too, by the same tree,
+// so that three blocks fit instead of one.
 //
-// Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over
-// channels (about 25 issued). At (2, 4096, 5376) on an H200: 0.6 ms of shared memory, the nearest wall; 0.55 ms of
-// issue; 0.23 ms of bytes. Measured: 0.91 ms, and 0.05 ms around it.
+// Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over channels
+// (about 25 issued). At (2, 4096, 5376) on an H200: 0.6 ms of shared memory, the tightest limit; 0.55 ms of issue; 0.23
+// ms of bytes. Measured: 0.91 ms, and 0.05 ms around it.
 #include "scan_backward.h"
 
 namespace {
 
-// Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it. `beginnings`: of
+// Walks back over the piece of a tile that begins at `first`, with the tile's saved states given. `beginnings`: of
 // documents in the tile.
 DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, const float* states,
                       u32 buffer, u32 first, u32 beginnings) {
@@ -89,7 +89,7 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
         }
         ReduceScatter<GROUP * 2, PAIRS / 2>::run(db, walker.pair);
         ReduceScatter<GROUP * 2, PAIRS / 2>::run(dc, walker.pair);
-        // Stored last: a store would keep later loads from moving up.
+        // Stored last: a store would keep later loads from being moved before it.
         store_sums(shared, walker, first + group * GROUP, sums);
         constexpr u32 KEPT = GROUP * 2 / PAIRS;
         const u32 kept = walker.pair * KEPT;
@@ -109,13 +109,13 @@ struct ChannelSums {
     float dd[COLUMNS], ddelta_bias[COLUMNS];
 };
 
-// What a thread forms of its 4 channels at one position before the walk: the slope of delta, for
-// afterwards, and what needs no walk.
+// The values that a thread computes for its 4 channels at one position before the walk: the slope of delta, for
+// afterwards, and the terms that do not depend on the walk.
 struct Prepared {
     float slope[COLUMNS], dz[COLUMNS], regated[COLUMNS];
 };
 
-// Where a thread's part of a tile lies.
+// The place of a thread's part of a tile.
 #if WARP == 64
 typedef HeldColumns<COLUMNS> RawColumns;
 #else
@@ -125,7 +125,7 @@ struct Raw {
     const RawColumns *x, *delta, *dout, *z, *y;
 };
 
-// Leaves (delta, delta x) and dy of `row` of a tile in shared memory.
+// Writes (delta, delta x) and dy of `row` of a tile to shared memory.
 DEVICE void prepare(Prepared& out, BackwardShared& shared, const Raw& raw, u32 row, u32 column) {
     float x[COLUMNS], delta[COLUMNS], dout[COLUMNS], z[COLUMNS], y[COLUMNS];
     float bias[COLUMNS], dy[COLUMNS];
@@ -201,7 +201,7 @@ DEVICE void sum_channels(float* out, u32 channels, BackwardShared& shared, const
     out[channels + threadIdx.x] = ddelta_bias;
 }
 
-// What a chain's next turn goes on from: 16 numbers of each thread.
+// The values that a chain hands to its next turn: 16 numbers of each thread.
 DEVICE float* carried_place(const ScanBackwardArguments& arguments, u32 chain) {
     return arguments.carried + (static_cast<u64>(chain) * 4 * SCAN_THREADS + threadIdx.x) * 4;
 }
@@ -251,11 +251,11 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     float* dbc = arguments.dbc + (static_cast<u64>(turn.chain) * positions + row) * 32 +
                  thread % 8 * 4;
     const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
-    // Pointers are formed anew for each tile where that is cheap: the walk needs every register.
+    // Pointers are computed again for each tile where that is cheap: the walk needs every register.
     const u32 first_chunk = sample * ((positions + TILE - 1) / TILE);
 
 #if WARP == 64
-    // What is walked now, and what comes next.
+    // The tile that is walked now, and the next one.
     Incoming walked, incoming;
     auto fetch = [&](u32, u32 first) {
         if (first + row < positions) {
@@ -281,7 +281,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         incoming.states[3] = high.y;
         incoming.bc = load4(bc + first * 32);
     };
-    // The tile that was fetched is the next to be walked.
+    // The tile that was fetched becomes the tile to be walked.
     auto take_tile = [&](Prepared& out, u32) {
         const auto& raw = incoming.raw;
         prepare(out, shared, Raw{&incoming.x, &raw[DELTA], &raw[DOUT], &raw[Z], &raw[Y]}, row, column);
@@ -293,8 +293,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     auto beginnings_of_tile = [&](u32) { return walked.beginnings; };
 #else
     auto fetch = [&](u32 buffer, u32 first) {
-        // A copy of 8 bytes takes as long as one of 16: where four columns are 8, a thread copies eight of them, and each half
-        // of the threads its share of the arrays.
+        // A copy of 8 bytes takes as long as one of 16: where four columns are 8 bytes, a thread copies eight columns,
+        // and each half of the threads copies its share of the arrays.
         constexpr u32 SHARES = ALIGNED && sizeof(activation) == 2 ? 2 : 1;
         constexpr u32 COPIED = COLUMNS * SHARES, ROW_THREADS = BLOCK_CHANNELS / COPIED;
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
@@ -362,18 +362,18 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     const u32 last = (end - 1) / TILE * TILE;
     fetch(0, last);
     copy_async_wait<0>();
-    __syncthreads();  // skip and bias are there, and all copies
+    __syncthreads();  // skip and bias are loaded, and all copies complete
     prepare_tile(0, last);
     if (turn.segment > 0) {
         await_turn(turn, arguments.turns);
         load_carried(carried, sums, carried_place(arguments, turn.chain));
     }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
-        __syncthreads();  // all parts of the tile are there
+        __syncthreads();  // all parts of the tile are loaded
         const u32 beginnings = beginnings_of_tile(buffer);
         if (first > begin) fetch(buffer ^ 1, first - TILE);
-        // Unrolled: a piece's first loads then move up into the one before (measured, 5 %). On AMD that takes more
-        // registers than let two waves share a SIMD.
+        // Unrolled, so that a piece's first loads are moved up into the piece before (measured, 5 %). On AMD that takes
+        // more registers than allow two waves on a SIMD.
 #if WARP == 64
 #pragma unroll 1
 #else
@@ -383,7 +383,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
             walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, beginnings);
         }
         copy_async_wait<0>();
-        __syncthreads();  // all have walked, and all copies are there
+        __syncthreads();  // all have walked, and all copies are complete
         Finished out;
         finish(out, sums, shared, prepared.slope, x_of(buffer), row, column);
         if (first + row < positions) {
@@ -421,7 +421,7 @@ template <bool ALIGNED>
 DEVICE void backward(const ScanBackwardArguments& arguments) {
     SHARED(BackwardShared, memory);
     ScanTurn turn;
-    // One turn a block: a loop over them costs registers that the walk needs.
+    // One turn a block: a loop over turns costs registers that the walk needs.
     if (take_turn(turn, arguments.turns, memory->turn[0])) {
         walk_turn<ALIGNED>(arguments, *memory, turn);
     }

@@ -1,5 +1,5 @@
-// What the backward selective scan of sixteen states keeps in shared memory, which states and channels a lane has, and
-// its sums over lanes: see scan_backward.cu.
+// The backward selective scan of sixteen states: its shared memory, the states and channels of each lane, and the sums
+// over lanes; see scan_backward.cu.
 #pragma once
 #include "scan.h"
 
@@ -22,7 +22,7 @@ constexpr u32 DBC_ROW = WARP == 32 ? 48 : 36;
 
 enum Array { DELTA, DOUT, Z, Y, ARRAYS };
 
-// A thread's part of a tile as it comes from memory.
+// A thread's part of a tile as loaded from memory.
 struct Incoming {
     HeldColumns<COLUMNS> raw[ARRAYS], x;
     float4 bc;
@@ -44,16 +44,16 @@ struct BackwardShared {
     activation x[2][TILE][BLOCK_CHANNELS];
     activation raw[ARRAYS][TILE][BLOCK_CHANNELS];
 #endif
-    // What take_turn needs, in the first; in the next two, which positions of a tile begin documents. Last, so that the
-    // arrays before it begin at multiples of 128 bytes.
+    // First the word of take_turn, then two words with the positions of a tile that begin documents. They come last, so
+    // that the arrays before them begin at multiples of 128 bytes.
     u32 turn[4];
 };
-// What the launcher asks for.
+// The size that the launcher requests.
 static_assert(sizeof(BackwardShared) ==
                   (WARP == 64 ? 17808 : 64528 + (ACTIVATION_BF16 ? 6144 : 12288)),
               "shared bytes of backward");
 
-// Where channel `channel`, an even one, and the next have (delta, delta, delta x, delta x).
+// The place of (delta, delta, delta x, delta x) of channel `channel`, an even one, and the next.
 DEVICE u32 steps_at(u32 position, u32 channel) {
     return position * STEPS_ROW + channel * 2 + channel / 16 * 4;
 }
@@ -67,7 +67,8 @@ DEVICE Walker walker() {
     Walker walker;
     walker.warp = threadIdx.x / WARP;
     if (WAITS_IN_REGISTERS) {
-        // Most is exchanged with the lanes that differ in bits 0, 1 and 3, which AMD's arithmetic units reach themselves.
+        // Most values are exchanged with the lanes that differ in bits 0, 1 and 3, which AMD's arithmetic units read
+        // directly.
         walker.group = (lane >> 1 & 1) | (lane >> 2 & 1) << 1 | (lane >> 5) << 2;
         walker.pair = (lane >> 4 & 1) | (lane >> 3 & 1) << 1 | (lane & 1) << 2;
     } else {
@@ -83,7 +84,7 @@ DEVICE constexpr u32 pair_mask(u32 bit) {
     return bit == 1 ? 2 : bit * 8;
 }
 
-// Adds COUNT sums of two lanes that differ in `mask`, each lane keeping half of them: `upper` keeps the upper.
+// Adds COUNT sums of two lanes that differ in `mask`, of which each lane keeps half; `upper` keeps the upper half.
 template <u32 COUNT>
 DEVICE void halve(float* values, bool upper, u32 mask) {
 #pragma unroll
@@ -107,13 +108,12 @@ struct ReduceScatter<COUNT, 0> {
     DEVICE void run(float*, u32) {}
 };
 
-// Arrays of 4 are [channel of the pair][state of the group], as float4 of steps and (B B C C) are read:
-// what a channel and a state each have.
+// Arrays of 4 are [channel of the pair][state of the group], as float4 of steps and (B B C C) are read: the values of
+// each channel and each state.
 DEVICE float of_channel(u32 j, float first, float second) { return j < 2 ? first : second; }
 DEVICE float of_state(u32 j, float first, float second) { return j & 1 ? second : first; }
 
-// h at `position` of a tile from the one before, and its decay; `beginnings`: of
-// documents in the tile.
+// h at `position` of a tile from that of the position before, and its decay; `beginnings`: of documents in the tile.
 DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
                  const float (&rate)[4], const float* steps, const float* bc, u32 position, u32 beginnings) {
     const float4 d = load4(steps + position * STEPS_ROW);
@@ -125,7 +125,7 @@ DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
     }
 }
 
-// What a lane carries from tile to tile.
+// The values that a lane carries from tile to tile.
 struct Carried {
     float rate[4];
     // a_next g_next.
@@ -133,11 +133,11 @@ struct Carried {
     float da[4];
 };
 
-// Of GROUP positions from `first` on.
+// For GROUP positions from `first` on.
 DEVICE void store_sums(BackwardShared& shared, const Walker& walker, u32 first, const float4 (&sums)[GROUP]) {
     if (WAITS_IN_REGISTERS) {
-        // Over the groups of states, which take_sums does elsewhere: neighbours, pairs of them, both halves. A lane keeps
-        // what is of one position and one channel.
+        // Sums over the groups of states, by shuffles here and in take_sums elsewhere: neighbours, pairs of them, both
+        // halves. A lane keeps those of one position and one channel.
         float all[GROUP * 4];
 #pragma unroll
         for (u32 k = 0; k < GROUP; k++) unpack(all + k * 4, sums[k]);

@@ -1,19 +1,18 @@
 // The forward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
-// A block walks 32 channels of a sample, position after position: no second pass (an exponential more a
-// state). A sequence is cut into turns (scan.h), each of which goes on from the states that the one before
-// saved. A lane holds 4 states of a channel. Positions go in tiles of 32: the raw tile arrives by
-// asynchronous copies while the one before is walked; each thread turns 8 channels of one position into
-// (delta, delta x), the block walks, and the same thread sums the four lanes' parts of y, adds the skip,
-// saves y, gates and stores.
+// A block walks 32 channels of a sample, position after position: a second pass would cost another exponential a state.
+// A sequence is cut into turns (scan.h), each of which continues from the states that the one before saved. A lane
+// holds 4 states of a channel. Positions go in tiles of 32: asynchronous copies bring the raw tile while the one before
+// is walked; each thread turns 8 channels of one position into (delta, delta x), the block walks, and the same thread
+// sums the four lanes' parts of y, adds the skip, saves y, gates and stores.
 //
-// Waves of 64 are AMD's, whose compute units have 64 KiB of shared memory and whose copies into it hold up the thread that
-// makes them. There the next tile waits in registers, each of them in the thread that prepares it; lanes add their parts of y
-// among themselves; and a tile has 16 positions: so six blocks fit where one would. No sum has another order.
+// AMD has waves of 64. Its compute units have 64 KiB of shared memory, and copies into it hold up the thread that makes
+// them. There the next tile waits in registers, each row in the thread that prepares it; lanes add their parts of y
+// among themselves; and a tile has 16 positions: so six blocks fit instead of one. No sum has another order.
 //
-// Floor, per state and position: 1 + 2/16 exponentials and the like, and 5 operations (8.25 issued with
-// loads). At (2, 4096, 5376) on an H200: 0.19 ms of exponentials, 0.06 ms of bytes; shared memory,
-// about 0.21 ms, is the nearest wall. Measured: 0.34 ms.
+// Floor, per state and position: 1 + 2/16 exponentials and the like, and 5 operations (8.25 issued with loads). At (2,
+// 4096, 5376) on an H200: 0.19 ms of exponentials, 0.06 ms of bytes; shared memory, about 0.21 ms, is the tightest
+// limit. Measured: 0.34 ms.
 #include "scan_walk.h"
 
 namespace {
@@ -50,7 +49,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
                         (sample * chunks + begin / CHECKPOINT) * checkpoint_stride +
                         static_cast<u64>(walked) * 16 + walk_role.quad * 4;
 
-    // Where this thread's part of the next tile is read, and of this one written.
+    // The addresses at which this thread reads its part of the next tile, and writes that of this one.
     const u64 tile_elements = static_cast<u64>(TILE) * arguments.channels;
     const activation* x = place(arguments.x, first_row, channel);
     const activation* delta_raw = place(arguments.delta_raw, first_row, channel);
@@ -84,7 +83,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
     auto fetch = [&](u32 buffer, u32 first) {
         activation* raw = &shared.raw[buffer][0][row][column];
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
-        // Past the end there is whatever was there: the walk meets it last, and none of it is kept.
+        // Past the end the buffer holds old data: the walk reads it last, and nothing of it is kept.
         if (first + row < end) {
             fetch_columns<COLUMNS, ALIGNED>(raw + X * ARRAY, x);
             fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY, delta_raw);
@@ -109,7 +108,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
     u32 beginnings = DOCUMENTS ? bits_from(documents, begin, positions) : 0;
     fetch(0, begin);
-    __syncthreads();  // skip and bias are there
+    __syncthreads();  // skip and bias are loaded
     copy_async_wait<0>();
     prepare(shared, tiles, 0, row, column);
     advance_all();
@@ -118,7 +117,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         unpack(h, load4(checkpoint));
     }
     for (u32 first = begin, buffer = 0; first < end; first += TILE, buffer ^= 1) {
-        __syncthreads();  // everyone's part of the tile is there
+        __syncthreads();  // all parts of the tile are loaded
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
         const u32 next_beginnings = DOCUMENTS ? bits_from(documents, first + TILE, positions) : 0;
         const auto save = [&](u32 i) {
@@ -128,7 +127,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         walk(h, shared, save, rate, walk_role, WAITS_IN_REGISTERS ? 0 : buffer, beginnings);
         beginnings = next_beginnings;
         checkpoint += TILE / CHECKPOINT * checkpoint_stride;
-        __syncthreads();  // everyone has walked
+        __syncthreads();  // all threads have walked
         copy_async_wait<0>();
         float raw_y[COLUMNS], gated_y[COLUMNS];
         finish(raw_y, gated_y, shared, tiles, buffer, row, column);
@@ -144,7 +143,7 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         out += TILE * arguments.out.stride;
     }
     if (end == positions) return;
-    // The next turn saves these states again as it begins.
+    // The next turn saves these states again when it begins.
     store4(checkpoint, make_float4(h[0], h[1], h[2], h[3]));
     end_turn(turn, arguments.turns);
 }
@@ -166,7 +165,7 @@ KERNEL(scan_forward_unaligned_documents, 128, 3, ScanForwardArguments) { forward
 SHARED_BYTES(scan_forward_documents, sizeof(ForwardShared));
 SHARED_BYTES(scan_forward_unaligned_documents, sizeof(ForwardShared));
 #else
-// Four blocks have room; asked for three, the compiler hides more (measured, 1 %).
+// Four blocks would fit; with three as the limit, the compiler hides more latency (measured, 1 %).
 KERNEL(scan_forward, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.

@@ -1,11 +1,11 @@
-// The selective scan of pieces of sequences for generation, of channels with sixteen states in blocks of 32 channels: several
-// positions of each sequence, walked as in training (scan_walk.h). scan_step.cu has that of one. Sums over states have one order in
-// both, so how a sequence is cut into pieces changes no bit.
+// The selective scan of pieces of sequences for generation, of channels with sixteen states in blocks of 32 channels:
+// several positions of each sequence, walked as in training (scan_walk.h). scan_step.cu has the case of one position.
+// Sums over states have the same order in both, so the cut of a sequence into pieces changes no bit.
 //
-// A block walks 32 channels of a sample from its state over all positions of the piece. B and C of the next tile wait in registers,
-// each in the thread that widens it, so that nothing runs before the walk.
+// A block walks 32 channels of a sample from its state over all positions of the piece. B and C of the next tile wait
+// in registers, each in the thread that widens it, so that no other kernel has to run before.
 //
-// Floor: that of scan_forward.cu. At batch 1 a piece is bounded by the latency of one position after the other.
+// Floor: that of scan_forward.cu. At batch 1 the latency of one position after the other bounds a piece.
 #include "scan_walk.h"
 
 namespace {
@@ -54,7 +54,7 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
         shared.bias[thread] = arguments.delta_bias[first_channel + thread];
     }
 
-    // Where this thread's part of the next tile is read, and of this one written.
+    // The addresses at which this thread reads its part of the next tile, and writes that of this one.
     const activation* x = place(arguments.x, first_row, channel);
     const activation* delta_raw = place(arguments.delta_raw, first_row, channel);
     const activation* z = place(arguments.z, first_row, channel);
@@ -63,7 +63,7 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
     Tiles tiles = {};
     Coefficients coefficients = {};
     auto fetch = [&](u32 buffer, u32 first) {
-        // Past the end there is whatever was there, which no step meets.
+        // Past the end the buffer holds old data, which no step reads.
         if (first + row < end) {
             hold_next<ALIGNED>(tiles, shared, X, buffer, row, column, x);
             hold_next<ALIGNED>(tiles, shared, DELTA, buffer, row, column, delta_raw);
@@ -76,7 +76,7 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
         z += TILE * arguments.z.stride;
         bc += TILE * arguments.bc.stride;
     };
-    // The next tile is to be walked: no thread walks now.
+    // The next tile becomes the tile to be walked: no thread is walking now.
     auto take_next = [&](u32 buffer) {
         prepare(shared, tiles, buffer, row, column);
         put(&shared.bc[0][row][part * COLUMNS], coefficients);
@@ -84,22 +84,22 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
     };
 
     fetch(0, 0);
-    __syncthreads();  // skip and bias are there
+    __syncthreads();  // skip and bias are loaded
     copy_async_wait<0>();
     take_next(0);
     for (u32 first = 0, buffer = 0; first < end; first += TILE, buffer ^= 1) {
-        __syncthreads();  // all parts of the tile are there
+        __syncthreads();  // all parts of the tile are loaded
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
         if (first + TILE <= end) {
             walk(h, shared, [](u32) {}, rate, walk_role, 0, 0);
         } else {
             walk_some(h, shared, rate, walk_role, 0, end - first);
         }
-        __syncthreads();  // all have walked
+        __syncthreads();  // all threads have walked
         copy_async_wait<0>();
         float y[COLUMNS], gated_y[COLUMNS];
         finish(y, gated_y, shared, tiles, buffer, row, column);
-        // After the last tile this prepares what was there before, which is not walked.
+        // After the last tile this prepares old data, which is not walked.
         take_next(buffer ^ 1);
         if (first + row < end) put_columns<ALIGNED>(out, gated_y);
         out += TILE * arguments.out.stride;

@@ -1,11 +1,11 @@
-// One position of the selective scan of each sequence for generation, of channels with sixteen states in blocks of 32 channels: the
-// bits of a piece (scan_piece.cu) of one position. A thread has four states of a channel.
+// One position of the selective scan of each sequence for generation, of channels with sixteen states in blocks of 32
+// channels: the bits are those of a piece (scan_piece.cu) of one position. A thread has four states of a channel.
 //
-// scan_step_projected forms the raw steps of time itself, delta_raw[b, e] = low[b, r] weight[e, r]^T, with the bits of
-// ordered_product.h: of few samples a token's time is that of one kernel after the other, and this is one kernel less. A warp forms
-// those of its own channels, whose weights are on their way before the kernel ahead has ended.
+// scan_step_projected also computes the raw steps of time, delta_raw[b, e] = low[b, r] weight[e, r]^T, with the bits of
+// ordered_product.h: with few samples, the time of a token is the latency of one kernel after the other, and this saves
+// one kernel. A warp computes them for its own channels, whose weights are loaded before the kernel ahead has ended.
 //
-// Floor, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 28 us of an H100.
+// Floor, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 28 us on an H100.
 #include "scan.h"
 #include "pack.h"
 #include "tile_product.h"
@@ -26,7 +26,7 @@ struct Own {
     }
 };
 
-// `of_delta()` has the raw step of time, once the kernel ahead has ended.
+// `of_delta()` returns the raw step of time, once the kernel ahead has ended.
 template <class Delta>
 DEVICE void step(const ScanPieceArguments& arguments, const Own& my, Delta& of_delta) {
     const bool wide = arguments.wide != 0;
@@ -49,7 +49,7 @@ DEVICE void step(const ScanPieceArguments& arguments, const Own& my, Delta& of_d
         h[j] = fmaf(exp2_fast(delta * rate_of(rate[j])), h[j], driven * b);
         y = fmaf(c, h[j], y);
     }
-    // As a piece adds them: the first two, the last two, both.
+    // In the order of a piece: the first two, the last two, both.
     y += shuffle_xor(y, 1);
     y += shuffle_xor(y, 2);
     put4(state, h, wide);
@@ -69,7 +69,7 @@ KERNEL(scan_step, SCAN_THREADS, 1, ScanPieceArguments) {
 
 #if ACTIVATION_BF16
 struct ScanStepArguments {
-    ScanPieceArguments scan;    // whose delta_raw is nothing
+    ScanPieceArguments scan;    // its delta_raw is unused
     const activation* low;      // [b, r], rows low_stride apart, aligned to 16 bytes
     const activation* weight;   // [e, r], rows weight_stride apart, aligned to 16 bytes
     u64 low_stride;
@@ -80,10 +80,10 @@ struct ScanStepArguments {
 
 namespace {
 
-// The most terms, so that registers hold the weights of all: mirrored by gpu/launch/scan_step.rs.
+// The most terms whose weights fit registers: mirrored by gpu/launch/scan_step.rs.
 constexpr u32 MOST_TERMS = 256;
 
-// The raw steps of time of a warp's channels, which all are of one sample: a tile of a product of one row.
+// The raw steps of time of a warp's channels, which all belong to one sample: a tile of a product of one row.
 struct Projection {
     static constexpr u32 BLOCKS = MOST_TERMS / BLOCK_TERMS;
     static_assert(MOST_TERMS <= SEGMENT && WARP / 4 == TILE_COLUMNS, "one segment and one tile a warp");
@@ -114,7 +114,7 @@ struct Projection {
             const bool is_there = operand_row() == 0 && term + i * BLOCK_TERMS < arguments.terms;
             if (is_there) rows[i][0][0] = load_pairs<CHUNK>(low + term + i * BLOCK_TERMS);
         }
-        // Zeros follow up to a multiple of STEP_TERMS, as everywhere.
+        // Zeros follow up to a multiple of STEP_TERMS, as in every such product.
         const u32 end = (arguments.terms + STEP_TERMS - 1) / STEP_TERMS * STEP_TERMS;
         Sums sums[1][1] = {{zero_sums()}};
 #pragma unroll
@@ -125,7 +125,7 @@ struct Projection {
             exchange_halves(rows[i][0][0]);
             multiply_add(sums, rows[i], its);
         }
-        // A lane has neighbours of the only row, and wants the one of its channel.
+        // A lane has neighbouring elements of the only row, and selects that of its channel.
         const u32 column = threadIdx.x % WARP / 4;
         const u32 of_lane = WARP == 32 ? 2 : SUMS, lane = WARP == 32 ? column / 2 : column / 4 * 16;
         float found = 0.0f;

@@ -1,5 +1,5 @@
-// What stands before and after the walks of the selective scan: B and C as they read them, and the sums,
-// in order, of what blocks and samples leave; and those of the scan of heads.
+// The kernels before and after the walks of the selective scan: B and C in the form that walks read, and the sums, in
+// order, over blocks and samples; and the sums of the scan of heads.
 #include "scan.h"
 
 namespace {
@@ -13,7 +13,7 @@ struct PackArguments {
     u32 samples, positions, word_count, unused;
 };
 
-// How partial sums of a row's dB and dC lie: as they are in dbc, or as scan_pack packs them.
+// The order of partial sums of a row's dB and dC: that of dbc, or that of scan_pack.
 enum Order { PLAIN, PACKED };
 
 struct SumDbcArguments {
@@ -25,7 +25,7 @@ struct SumDbcArguments {
 
 struct SumHeadsArguments {
     ScanRowsOut to;       // [b t, g n]
-    const float* shares;  // [b t, h, row]: what each head adds to its group, 16 bytes aligned
+    const float* shares;  // [b t, h, row]: the part of each head in its group's sum, 16 bytes aligned
     u64 items;            // b t g row / 4
     u32 heads, groups, states;
     u32 row;              // a multiple of 4
@@ -40,7 +40,8 @@ struct SumSamplesArguments {
 
 }  // namespace
 
-// One thread for a row's two neighbouring states, and for a word that the walk finds zero. Reads are single elements: bc begins anywhere.
+// One thread for a row's two neighbouring states, and for a word that the walk needs to be zero. Reads are single
+// elements: bc may begin anywhere.
 KERNEL(scan_pack, 256, 1, PackArguments) {
     const u64 per_sample = packed_elements(arguments.positions) / 4;
     const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;

@@ -1,5 +1,5 @@
-// The walk of sixteen states that the forward scan of whole sequences and that of pieces share: the tile of positions that a block
-// of 32 channels has in shared memory, the threads' roles, and the steps themselves. scan_forward.cu says why it is so.
+// The walk of sixteen states that the forward scan of whole sequences and that of pieces share: the tile of positions
+// of a block of 32 channels in shared memory, the threads' roles, and the steps. scan_forward.cu gives the reasons.
 #pragma once
 #include "scan.h"
 
@@ -20,7 +20,7 @@ constexpr u32 BUFFERS = WAITS_IN_REGISTERS ? 1 : 2;
 
 enum Array { X, DELTA, Z, ARRAYS };
 
-// A thread's part of a tile as it comes from memory.
+// A thread's part of a tile as loaded from memory.
 struct Incoming {
     HeldColumns<COLUMNS> raw[ARRAYS];
 };
@@ -33,10 +33,11 @@ struct ForwardShared {
 #if WARP == 32
     activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
 #endif
-    // What take_turn needs, in the first. Last, so that the arrays before it begin at multiples of 128 bytes.
+    // The first word is take_turn's. The array comes last, so that the arrays before it begin at multiples of 128
+    // bytes.
     u32 turn[4];
 };
-// What the launcher asks for.
+// The size that the launcher requests.
 static_assert(sizeof(ForwardShared) == (WARP == 64 ? 9744 : ACTIVATION_BF16 ? 51984 : 64272),
               "shared bytes of forward");
 
@@ -46,8 +47,8 @@ struct Step {
     float4 low, high;
 };
 
-// The threads' two roles. Lanes that differ in their lowest or highest bit share a channel: then reads
-// of 16 bytes that they have in common cost half (measured, 5 %).
+// The threads' two roles. Lanes that differ in their lowest or highest bit share a channel: then shared reads of 16
+// bytes cost half (measured, 5 %).
 struct Walker {
     u32 quad, channel, y_at;
 };
@@ -55,7 +56,7 @@ DEVICE Walker walker() {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Walker walker;
     if (WAITS_IN_REGISTERS) {
-        // The lanes of a channel are neighbours, which add what they have without shared memory.
+        // The lanes of a channel are neighbours, which add their parts without shared memory.
         walker.quad = lane % 4;
         walker.channel = walker.y_at = warp * WARP_CHANNELS + lane / 4;
         return walker;
@@ -90,10 +91,10 @@ DEVICE void decay_group(float (&decay)[GROUP][4], float (&drive)[GROUP][4],
     }
 }
 
-// Leaves the parts of y of a group, whose first position is `first`, in shared memory.
+// Writes the parts of y of a group, whose first position is `first`, to shared memory.
 DEVICE void store_parts(ForwardShared& shared, const Walker& walker, float (&y)[GROUP], u32 first) {
     if (WAITS_IN_REGISTERS) {
-        // As finish adds them elsewhere: the first two, the last two, both.
+        // In the order that finish uses elsewhere: the first two, the last two, both.
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
             y[i] += shuffle_xor(y[i], 1);
@@ -107,7 +108,7 @@ DEVICE void store_parts(ForwardShared& shared, const Walker& walker, float (&y)[
     for (u32 i = 0; i < GROUP; i++) shared.y[(first + i) * Y_ROW + walker.y_at] = y[i];
 }
 
-// One position, whose decays and drives are formed: moves h on, and returns the lane's part of y.
+// One position, given its decays and drives: advances h, and returns the lane's part of y.
 DEVICE float move_on(float (&h)[4], const Step& step, const float (&decay)[4], const float (&drive)[4], bool is_beginning) {
     const float c[4] = {step.low.z, step.low.w, step.high.z, step.high.w};
     float y = 0.0f;
@@ -120,8 +121,9 @@ DEVICE float move_on(float (&h)[4], const Step& step, const float (&decay)[4], c
     return y;
 }
 
-// Moves h over a tile, in three stages: operands of the group after the next are loaded, decays of the
-// next formed, and this one stepped. `save(i)` keeps h before position i, a multiple of CHECKPOINT; `beginnings`: of documents.
+// Advances h over a tile, in three stages: operands of the group after the next are loaded, decays of the next
+// computed, and this one stepped. `save(i)` stores h before position i, a multiple of CHECKPOINT; `beginnings`: of
+// documents.
 template <class Save>
 DEVICE void walk(float (&h)[4], ForwardShared& shared, const Save& save, const float (&rate)[4], const Walker& walker,
                  u32 buffer, u32 beginnings) {
@@ -149,12 +151,12 @@ DEVICE void walk(float (&h)[4], ForwardShared& shared, const Save& save, const f
             y[i] = move_on(h, steps[group % 3][i], decay[group % 2][i], drive[group % 2][i],
                            begins(beginnings, first + i));
         }
-        // Stored last: a store would keep later loads from moving up.
+        // Stored last: a store would keep later loads from being moved before it.
         store_parts(shared, walker, y, first);
     }
 }
 
-// The first `count` positions of a tile that ends before them all: the same operations.
+// The first `count` positions of a tile in which the sequence ends: the same operations.
 DEVICE void walk_some(float (&h)[4], ForwardShared& shared, const float (&rate)[4], const Walker& walker, u32 buffer,
                       u32 count) {
     const float* delta = shared.steps + walker.channel / 8 * 20 + walker.channel % 8 * 2;
@@ -174,7 +176,7 @@ DEVICE void walk_some(float (&h)[4], ForwardShared& shared, const float (&rate)[
     }
 }
 
-// The tile that is walked and the one that comes next, where they wait in registers.
+// The tile that is walked and the next one, where tiles wait in registers.
 #if WARP == 64
 struct Tiles {
     Incoming walked, next;
@@ -185,12 +187,12 @@ DEVICE const HeldColumns<COLUMNS>* raw_of_walked(const Tiles& tiles, const Forwa
 DEVICE const HeldColumns<COLUMNS>* raw_of_next(const Tiles& tiles, const ForwardShared&, Array array, u32, u32, u32) {
     return &tiles.next.raw[array];
 }
-// Begins to bring a thread's part of the next tile; where it waits in shared memory, it is there after copy_async_wait.
+// Starts to load a thread's part of the next tile; a tile in shared memory is complete after copy_async_wait.
 template <bool ALIGNED>
 DEVICE void hold_next(Tiles& tiles, ForwardShared&, Array array, u32, u32, u32, const activation* from) {
     hold_columns<ALIGNED>(tiles.next.raw[array], from);
 }
-// The next tile is to be walked.
+// The next tile becomes the tile to be walked.
 DEVICE void advance(Tiles& tiles) { tiles.walked = tiles.next; }
 #else
 struct Tiles {};

@@ -1,8 +1,9 @@
-// Products of fp32 values by matrix cores that take activations: tile_product.h with factors that are sums of activations.
+// Products of fp32 values by matrix cores that take activations: tile_product.h with factors that are sums of
+// activations.
 //
-// A split value is a sum of PARTS activations: of itself where these are fp32, and of what rounding to bf16 leaves of it and the rest
-// rounded once more where they are bf16, which misses it by 2^-18 of it at most. A product of two split factors leaves out that of
-// both rests, which is smaller still.
+// A split value is a sum of PARTS activations. With fp32 activations it is the value itself; with bf16 it is the
+// rounded value and the rounded rest, which together differ from the value by at most 2^-18 of it. A product of two
+// split factors leaves out the product of both rests, which is smaller still.
 #pragma once
 #include "pack.h"
 #include "tile_product.h"

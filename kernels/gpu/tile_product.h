@@ -1,14 +1,14 @@
 // Products of tiles of 16 x 16 elements, a warp's work: by matrix cores where activations are bf16, in fp32 by fused
 // multiply-adds (NVIDIA) or the matrix cores' own fp32 (AMD).
 //
-// A warp holds a tile in its registers: HELD elements a lane, of HELD_ROWS rows. Element i of a lane stands in row
-// tile_row(row_slot(i)) and column tile_column(i) of the tile, of an accumulator and of a left factor alike: so a result
-// becomes the left factor of the next product without a word to other lanes. Elements 2 i and 2 i + 1 are neighbours in a row.
-// AMD's instruction lays a result out as it does the transpose of a left factor, so there each product is formed
-// transposed. Right factors come from shared memory.
+// A warp holds a tile in its registers: HELD elements a lane, in HELD_ROWS rows. Element i of a lane stands in row
+// tile_row(row_slot(i)) and column tile_column(i) of the tile, in an accumulator and in a left factor alike: so a
+// result becomes the left factor of the next product without exchange between lanes. Elements 2 i and 2 i + 1 are
+// neighbours in a row. AMD's instruction lays out a result like the transpose of a left factor, so there each product
+// is computed transposed. Right factors come from shared memory.
 //
-// An element of a product depends on its row of the left factor and its column of the right one alone: neither on its place
-// in the tile nor on what stands beside it.
+// An element of a product depends on its row of the left factor and its column of the right one alone: neither on its
+// place in the tile nor on other elements.
 #pragma once
 
 constexpr u32 TILE = 16;
@@ -17,7 +17,7 @@ constexpr u32 HELD_ROWS = WARP == 32 ? 2 : 1;
 
 DEVICE u32 lane_of_warp() { return threadIdx.x % WARP; }
 
-// Which of the lane's rows element `i` stands in.
+// The index of the row, among the lane's rows, that element `i` stands in.
 DEVICE constexpr u32 row_slot(u32 i) { return WARP == 32 ? i / 2 % 2 : 0; }
 DEVICE u32 tile_row(u32 slot) {
     return WARP == 32 ? lane_of_warp() / 4 + 8 * slot : lane_of_warp() % 16;
@@ -46,7 +46,7 @@ struct Factor {
 DEVICE void set_pair(Factor& factor, u32 pair, float first, float second) {
     factor.pairs[pair] = bf16_pair(first, second);
 }
-// Two neighbours, the place of the first being aligned to both.
+// Two neighbours, the first at a place aligned to both.
 DEVICE void load_pair(Factor& factor, u32 pair, const bf16* at) {
     factor.pairs[pair] = *reinterpret_cast<const u32*>(at);
 }
@@ -74,7 +74,7 @@ DEVICE Factor as_factor(const Accumulator& tile) {
 
 // --- over the lanes of a warp -------------------------------------------------------------------------
 
-// The sum or the greatest over the lanes that share a row: all of them have the same bits then.
+// The sum or the maximum over the lanes that share a row: all of them get the same bits.
 DEVICE float row_sum(float x) {
     x += shuffle_xor(x, WARP == 32 ? 1 : 16);
     return x + shuffle_xor(x, WARP == 32 ? 2 : 32);
@@ -94,8 +94,8 @@ DEVICE u32 warp_greatest(u32 x) { return ~warp_least(~x); }
 
 // --- rows in shared memory ----------------------------------------------------------------------------
 
-// Rows of COLUMNS activations, as many bytes as there are. Chunks of 16 bytes are permuted within a row, so that neither
-// eight rows of a column nor eight columns of a row meet in a bank.
+// Rows of COLUMNS activations. Chunks of 16 bytes are permuted within a row, so that neither eight rows of a column nor
+// eight columns of a row lie in the same bank.
 template <u32 COLUMNS>
 struct SharedRows {
     static constexpr u32 CHUNK = 16 / sizeof(activation);
@@ -120,7 +120,7 @@ struct SharedRows {
 
 // How a right factor lies in shared memory.
 enum class Stored {
-    BY_TERM,    // a row holds what one term of the sums is multiplied with, for all columns
+    BY_TERM,    // a row holds one term of the sums, for all columns
     BY_COLUMN,  // a row holds a column of the factor
 };
 
@@ -131,7 +131,7 @@ DEVICE float right_element(SharedRows<COLUMNS> right, u32 term, u32 column) {
 }
 
 #if ON_NVIDIA && ACTIVATION_BF16
-// Four matrices of 8 x 8: lane l names row l % 8 of matrix l / 8, and is given its pair of each matrix.
+// Four matrices of 8 x 8: lane l gives row l % 8 of matrix l / 8, and gets its pair of each matrix.
 template <Stored STORED>
 DEVICE void load_matrices(u32 (&matrices)[4], const bf16* row) {
     const u32 place = static_cast<u32>(__cvta_generic_to_shared(row));
@@ -168,7 +168,7 @@ DEVICE Factor load_factor(const SharedRows<COLUMNS>& rows, u32 row, u32 column) 
     return factor;
 }
 
-// The transpose of the tile that begins at `row` and `column`, as a left factor: a lane's row is a column there.
+// The transpose of the tile that begins at `row` and `column`, as a left factor: a lane's row is a column in memory.
 template <u32 COLUMNS>
 DEVICE Factor load_transposed(const SharedRows<COLUMNS>& rows, u32 row, u32 column) {
     Factor factor;
@@ -225,7 +225,7 @@ DEVICE void multiply_add(Accumulator& sum, const Factor& left, const SharedRows<
                          u32 column) {
     const u32 lane = right.lane;
 #if defined(EMULATOR)
-    // A lane's elements of the left factor, for the others to read.
+    // The lane's elements of the left factor, for the others to read.
     __shared__ float lent[16][WARP][HELD];
     float(&mine)[HELD] = lent[threadIdx.x / WARP][lane];
     for (u32 i = 0; i < HELD; i++) {
@@ -252,7 +252,7 @@ DEVICE void multiply_add(Accumulator& sum, const Factor& left, const SharedRows<
     load_right<STORED>(factor, right, term, column);
     multiply_add(sum, left, factor);
 #elif ON_NVIDIA
-    // Four terms at a time: those that one lane of each row has of the left factor.
+    // Four terms at a time: those that one lane of each row holds of the left factor.
 #pragma unroll 1
     for (u32 of_lane = 0; of_lane < 4; of_lane++) {
 #pragma unroll
@@ -303,7 +303,7 @@ DEVICE void multiply_add(Accumulator& sum, const Factor& left, const SharedRows<
     float4_vector c;
 #pragma unroll
     for (u32 i = 0; i < HELD; i++) c[i] = sum.at[i];
-    // Each instruction takes four terms, a lane's one of them: terms j, 4 + j, 8 + j and 12 + j.
+    // Each instruction takes four terms, one from each lane of a row: terms j, 4 + j, 8 + j and 12 + j.
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         const float y = right_element<STORED>(right, first + j, own);

@@ -1,15 +1,16 @@
 // Sums along a binary tree, whose terms may lie in the memory of other devices.
 //
-// Floor: every term read and the sum written once. Terms of a peer come over the link, whose speed bounds the sum: what a thread
-// has in flight must cover that way, and a few tens of blocks are enough, so that others can compute meanwhile. A grid
-// therefore walks the elements. While a launch begins or ends the link idles: one launch forms several sums.
+// Floor: every term read and the sum written once. Terms of a peer come over the link, whose speed bounds the sum: the
+// loads in flight must cover its latency, and a few tens of blocks are enough for that, so that other kernels can run
+// meanwhile. A grid therefore walks the elements. While a launch begins or ends the link is idle, so one launch
+// computes several sums.
 #include "dialect.h"
 #include "pack.h"
 
 constexpr u32 THREADS = 512;
 constexpr u32 TERMS = 32;
 constexpr u32 SUMS = 8;
-// Sums that wait for a term to their right, at most.
+// The most sums that wait for a term to their right.
 constexpr u32 WAITING = 12;
 
 struct TreeSum {
@@ -17,7 +18,7 @@ struct TreeSum {
     const float* terms[TERMS];  // [elements] each
     u64 elements;
     u32 term_count;   // at least 2
-    u8 joins[TERMS];  // additions of the last two sums once this term stands behind them
+    u8 joins[TERMS];  // the number of additions of the last two sums after this term
 };
 
 struct TreeSums {
@@ -59,7 +60,7 @@ DEVICE void sum_whole_tree(const TreeSum& arguments, u64 start) {
     }
 }
 
-// Any tree. The sums that wait are a stack whose top is always the first: no index is computed, so all stay in registers.
+// Any tree. The waiting sums are a stack whose top is always element 0: no index is computed, so all stay in registers.
 template <u32 N, Access ACCESS>
 DEVICE void sum_any_tree(const TreeSum& arguments, u64 start) {
     Pack<N> sums[WAITING] = {};
@@ -79,7 +80,7 @@ DEVICE void sum_any_tree(const TreeSum& arguments, u64 start) {
     store<N, ACCESS>(arguments.out + place, sums[0], count);
 }
 
-// The tiles of all sums stand in one row: a block goes from one sum to the next and waits for no other.
+// The tiles of all sums are numbered in one sequence: a block goes from one sum to the next without waiting for others.
 template <u32 TILE, class Whole, class Part>
 DEVICE void walk(const TreeSums& arguments, Whole whole, Part part) {
     u64 tile = blockIdx.x;

@@ -1,22 +1,23 @@
 //! The contract between a model and a device.
 //!
-//! A backend owns nothing of a model. It is one type with several traits, of which [`Backend`] is the sum.
+//! A backend knows nothing of models. It is one type that implements several traits; [`Backend`] is
+//! the sum of them.
 //!
-//! | trait | what it holds |
+//! | trait | content |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
-//! | [`Elementwise`] | scaled sums, and gradients added up |
-//! | [`Backend`] | the kernels of single rows, of weights and of gradients |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`] | kernels in which a position of a sample depends on others, and their pieces for generation |
+//! | [`Elementwise`] | scaled sums, and sums of gradients |
+//! | [`Backend`] | kernels of single rows, of weights and of gradients |
 //!
 //! # What every kernel promises
 //!
-//! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the number of rows, on compute
-//!   threads or on launch shape. So the microbatch is never numerics.
+//! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the
+//!   number of rows, compute threads or the launch shape. So the microbatch is never numerics.
 //! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per grain (`[grains, ...]`, formed
 //!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](Elementwise::accumulate).
 //!   Kernels whose names end in `_add` add each grain's complete gradient to the lane themselves, in order.
-//! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
+//! - **No atomics** in floating-point sums: the same inputs always give the same bits.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
 mod arguments;

@@ -1,9 +1,10 @@
-//! Whether the kernels of a device agree with their [definitions](crate::reference): what a machine is asked that has never run
-//! them.
+//! Checks that the kernels of a device agree with their [definitions](crate::reference), for
+//! machines that have never run them.
 //!
-//! Every kernel runs at a few sizes, none of them round, into memory that holds NaN, and is compared with its definition in `f64`. The
-//! tests of this crate compare many more sizes within tighter bounds, and what kernels promise beside their values; here a
-//! compiler, a library or a device that is broken shows, in a second or two once kernels are compiled.
+//! Every kernel runs at a few odd sizes, with outputs that hold NaN before, and is compared with
+//! its definition in `f64`. The tests of this crate compare many more sizes within tighter bounds,
+//! and further promises of kernels; these checks show a broken compiler, library or device, in a
+//! second or two once kernels are compiled.
 
 mod attention;
 mod checker;
@@ -106,7 +107,7 @@ const KERNELS: [KernelGroup; 27] = [
 
 /// Checks every kernel of `backend`, one after the other, whatever becomes of those before it.
 pub fn run<B: Backend>(backend: &B) -> Vec<Checked> {
-    // What does not compile is told by the check that launches it.
+    // A kernel that does not compile is reported by the check that launches it.
     let _ = backend.prepare(&KERNELS);
     let check = |(kernels, check): (&'static str, Check<B>)| {
         let outcome = Checker::new(backend).and_then(|mut checker| {

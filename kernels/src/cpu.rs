@@ -1,4 +1,4 @@
-//! The backend that needs nothing installed.
+//! The CPU backend, which needs nothing installed.
 //!
 //! Matrix products are our own with AVX-512 and those of `matrixmultiply` without, everything else is loops
 //! written once over sixteen virtual lanes (`simd`) and compiled for AVX-512, AVX2 and plain code

@@ -1,7 +1,8 @@
-//! NVIDIA GPUs: what CUDA's driver interface, NVRTC and cuBLASLt have of their own.
+//! NVIDIA GPUs: the parts that are specific to CUDA's driver interface, NVRTC and cuBLASLt.
 //!
-//! The three libraries are opened when they are first needed, so a program built with this module runs where none of them is;
-//! what is missing is then an ordinary error. No CUDA toolkit is needed to build.
+//! The three libraries are opened at their first use, so a program built with this module runs on
+//! machines without them; a missing library is then an ordinary error. Building needs no CUDA
+//! toolkit.
 
 mod compile;
 mod matmul;
@@ -36,14 +37,14 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 /// The oldest driver, as it numbers itself, that knows every call of the table: of 12.8, for `cuEventElapsedTime_v2`.
 const OLDEST_DRIVER: c_int = 12_080;
 
-// Attributes of devices, by the numbers of the driver interface.
+// Device attributes, with the numbers of the driver interface.
 const MULTIPROCESSORS: u32 = 16;
 const CAPABILITY_MAJOR: u32 = 75;
 const CAPABILITY_MINOR: u32 = 76;
 /// The most shared memory of a block whose kernel asks for more than there is by default.
 const SHARED_BYTES_PER_BLOCK: u32 = 97;
 
-// Answers that there is no driver for these devices.
+// The error codes that mean that there is no driver for these devices.
 const STUB_LIBRARY: Code = Code(34);
 const SYSTEM_DRIVER_MISMATCH: Code = Code(803);
 const COMPAT_NOT_SUPPORTED_ON_DEVICE: Code = Code(804);
@@ -141,7 +142,8 @@ impl Vendor for Nvidia {
         let major = context.attribute(name, CAPABILITY_MAJOR)?;
         let minor = context.attribute(name, CAPABILITY_MINOR)?;
         check_capability(name, (major, minor))?;
-        // Kernels of one architecture, not of its family: what is tuned for it is used.
+        // Compiled for one architecture, not for its family, so that its special instructions are
+        // available.
         let specific = if major >= 9 { "a" } else { "" };
         Ok(format!("sm_{major}{minor}{specific}"))
     }
@@ -206,7 +208,7 @@ impl Vendor for Nvidia {
         queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
-        // SAFETY: the caller vouches for the operands.
+        // SAFETY: the caller guarantees the validity of the operands.
         unsafe { library.matmul(driver, queue, product) }
     }
 }
@@ -326,7 +328,7 @@ mod tests {
             assert_eq!(ours, theirs, "number {index} of maps of tiles");
         }
         assert_eq!(size_of::<table::RawTileMap>(), size_of::<sys::CUtensorMap>());
-        // The driver asks for it; cudarc's declaration does not.
+        // The driver requires this alignment, which cudarc's declaration lacks.
         assert_eq!(align_of::<table::RawTileMap>(), 64);
         let answers = [
             (Code::SUCCESS, CUresult::CUDA_SUCCESS),

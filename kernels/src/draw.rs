@@ -4,7 +4,8 @@
 //! 2020), min-p (Nguyen et al., 2024). Ties go to the lowest token. Sums are formed one term after the other, and a token is drawn by inverting
 //! the cumulative distribution over candidates in the order of their tokens.
 //!
-//! Unlike the definitions of [`reference`](mod@crate::reference) this one is run by programs too: by the CPU, and for rows that another device leaves to its host.
+//! Unlike the definitions of [`reference`](mod@crate::reference), programs run this one too: the
+//! CPU backend, and the host for rows that another device leaves to it.
 
 use crate::backend::DrawSettings;
 
@@ -42,7 +43,7 @@ pub fn keep_candidates(
         candidates.retain(|candidate| candidate.logit >= least);
     }
     if top_p < 1.0 {
-        // A total order, so that which of two equal tokens is kept depends on their ids alone.
+        // A total order, so that the choice between two equal tokens depends on their ids alone.
         candidates.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
         let reached = top_p * sum_of_weights(candidates);
         let mut kept = 0.0;
@@ -68,7 +69,7 @@ pub fn draw(candidates: &[Candidate], uniform: f64) -> u32 {
             return candidate.token;
         }
     }
-    // Rounding may leave nothing at the very end of the line.
+    // Because of rounding, the share may lie past the last weight.
     candidates.last().map_or(0, |last| last.token)
 }
 

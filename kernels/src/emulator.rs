@@ -1,8 +1,9 @@
 //! A [`Driver`] that runs GPU kernels on the CPU, for tests.
 //!
-//! Each source is compiled by the host's `g++` with `kernels/gpu/emulator.h`: a GPU thread becomes a fiber, a running block an
-//! operating-system thread. So launchers, kernels and everything above them run without a GPU, at either warp width and
-//! under several orders of threads. What is not modelled stands in that header.
+//! The host's `g++` compiles each source with `kernels/gpu/emulator.h`: a GPU thread becomes a
+//! fiber, a running block an operating-system thread. So launchers, kernels and everything above
+//! them run without a GPU, at either warp width and with several orders of threads. The header
+//! lists what is not modelled.
 
 mod matmul;
 mod memory;
@@ -104,7 +105,7 @@ impl Emulator {
             name: format!("emulator with warps of {}", settings.warp),
             architecture: format!("warp{}", settings.warp),
             warp: settings.warp,
-            // Few, and the same on every host: chains of scans are then cut into turns.
+            // Few, and the same on every host, so that chains of scans are cut into turns.
             multiprocessors: 2,
             group_products: false,
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),
@@ -162,7 +163,7 @@ impl Emulator {
         let Some(step) = queue.record(step) else { return Ok(()) };
         let how = Running { seed: self.settings.seed, workers: self.workers };
         match &queue.scheduled {
-            // SAFETY: the caller vouches for the step.
+            // SAFETY: the caller guarantees the validity of the step.
             None => unsafe { how.run(&step) },
             Some(scheduled) => {
                 // SAFETY: as above; what the step names stays until it has run.
@@ -201,17 +202,18 @@ impl Running {
     /// # Safety
     /// All that it names must still be there.
     unsafe fn run(self, step: &Step) -> Result<()> {
-        // A GPU knows nothing of the host's environment; threads of a launch inherit this one.
+        // A GPU is independent of the host's floating-point environment, but threads of a launch
+        // inherit it here.
         let _standard = FloatEnvironment::standard();
         match step {
             Step::Launch { kernel, launch, arguments } => {
-                // SAFETY: the caller vouches for the arguments.
+                // SAFETY: the caller guarantees the validity of the arguments.
                 unsafe {
                     kernel.library.launch(kernel.name, *launch, arguments, self.seed, self.workers)
                 }
             }
             Step::Product(product) => {
-                // SAFETY: the caller vouches for the operands.
+                // SAFETY: the caller guarantees the validity of the operands.
                 unsafe { matmul(*product) };
                 Ok(())
             }
@@ -230,7 +232,7 @@ impl Running {
                 unsafe { std::ptr::write_bytes(place(*at), 0, *bytes) };
                 Ok(())
             }
-            // SAFETY: the caller that recorded a step vouched for it, and the graph has kept what it names.
+            // SAFETY: the caller that recorded a step guaranteed its validity, and the graph has kept what it names.
             Step::Graph(graph) => graph.steps.iter().try_for_each(|step| unsafe { self.run(step) }),
         }
     }
@@ -328,7 +330,7 @@ impl Driver for Emulator {
         queue.check_idle("copying to the device")?;
         let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
         self.host_traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
-        // SAFETY: both ranges lie inside their memories; the caller vouches for the host's.
+        // SAFETY: both ranges lie inside their memories; the caller guarantees the validity of the host's.
         unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
     }
 
@@ -394,7 +396,7 @@ impl Driver for Emulator {
         queue.check_idle("waiting for an event")?;
         match &queue.scheduled {
             Some(scheduled) => scheduled.wait_for(event),
-            // Nothing can be put off here, so that what is waited for must come first.
+            // Nothing can wait here, so the work that is waited for must run first.
             None => event.wait(),
         }
         Ok(())
@@ -453,7 +455,7 @@ impl Driver for Emulator {
     ) -> Result<()> {
         self.check_shared_bytes(kernel, launch.shared_bytes)?;
         let (kernel, arguments) = (kernel.clone(), arguments.to_vec());
-        // SAFETY: the caller vouches for the arguments; a graph keeps what they name.
+        // SAFETY: the caller guarantees the validity of the arguments; a graph keeps what they name.
         unsafe { self.enqueue(queue, Step::Launch { kernel, launch, arguments }) }
     }
 
@@ -462,7 +464,7 @@ impl Driver for Emulator {
     }
 
     unsafe fn matmul(&self, queue: &mut EmulatorQueue, product: MatrixProduct) -> Result<()> {
-        // SAFETY: the caller vouches for the operands; a graph keeps them.
+        // SAFETY: the caller guarantees the validity of the operands; a graph keeps them.
         unsafe { self.enqueue(queue, Step::Product(product)) }
     }
 
@@ -481,7 +483,7 @@ impl Driver for Emulator {
 
     fn replay(&self, queue: &mut EmulatorQueue, graph: &EmulatorGraph) -> Result<()> {
         queue.check_idle("replaying a graph")?;
-        // SAFETY: the caller that recorded a step vouched for it, and the graph keeps what it names.
+        // SAFETY: the caller that recorded a step guaranteed its validity, and the graph keeps what it names.
         unsafe { self.enqueue(queue, Step::Graph(Arc::clone(&graph.0))) }
     }
 }

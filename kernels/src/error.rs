@@ -1,4 +1,4 @@
-//! What a kernel call can answer when it cannot do its work.
+//! Errors of kernel calls.
 
 /// The result of a call on a device.
 pub type Result<T> = std::result::Result<T, KernelError>;

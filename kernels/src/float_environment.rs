@@ -1,9 +1,11 @@
-//! How the processor rounds on this thread, and what becomes of denormal numbers.
+//! The floating-point environment of a thread: how the processor rounds, and how it treats denormal
+//! numbers.
 //!
-//! Processors keep both in a register of each thread, and a new thread inherits it. Any library built with
-//! `-ffast-math` sets that register, when it is loaded or called, so that denormal numbers are read and written as zeros. In
-//! an embedder's process it may have been set before this crate is called, and the second moments of small gradients are
-//! denormal. So whatever computes numbers that reach weights does it in the [standard](FloatEnvironment::standard) environment.
+//! Processors keep both in a register of each thread, and a new thread inherits it. A library built
+//! with `-ffast-math` sets that register, when it is loaded or called, so that denormal numbers are
+//! read and written as zeros. In an embedder's process this may happen before this crate is called,
+//! and the second moments of small gradients are denormal. So all code that computes numbers for
+//! weights runs in the [standard](FloatEnvironment::standard) environment.
 
 use std::marker::PhantomData;
 
@@ -83,8 +85,8 @@ mod register {
     /// Memory is not accessed across this, so that what is computed from memory afterwards is computed in the new environment.
     #[inline]
     pub(super) fn write(value: Control) {
-        // SAFETY: the instruction reads the four bytes of `value`, of which no reserved bit is set: it came from the register,
-        // or differs from what did by bits that control.
+        // SAFETY: the instruction reads the four bytes of `value`, in which no reserved bit is set:
+        // the value came from the register, or differs from such a value in control bits only.
         unsafe {
             asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags))
         };
@@ -117,7 +119,7 @@ mod register {
     #[inline]
     pub(super) fn read() -> Control {
         let value: u64;
-        // SAFETY: the register can be read by any program.
+        // SAFETY: any program may read the register.
         unsafe { asm!("mrs {}, fpcr", out(reg) value, options(nostack, preserves_flags)) };
         value
     }
@@ -125,7 +127,7 @@ mod register {
     /// Memory is not accessed across this, so that what is computed from memory afterwards is computed in the new environment.
     #[inline]
     pub(super) fn write(value: Control) {
-        // SAFETY: the register can be written by any program, and the bits set are ones that it has.
+        // SAFETY: any program may write the register, and the bits set exist in it.
         unsafe { asm!("msr fpcr, {}", in(reg) value, options(nostack, preserves_flags)) };
     }
 

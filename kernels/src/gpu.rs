@@ -1,14 +1,16 @@
-//! GPUs: one [`Backend`](crate::Backend) for all of them.
+//! GPUs: one [`Backend`](crate::Backend) for all vendors.
 //!
-//! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
-//! kernel. Launchers (`launch`) are written once over the driver; they check views against shapes, choose a kernel by
-//! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed, or
-//! side by side when somebody says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
+//! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's
+//! interface and no kernel. Launchers (`launch`) are written once over the driver; they check views
+//! against shapes, choose a kernel by shape alone, and pass it one struct of arguments. Sources are
+//! compiled for the present device at their first use, or in parallel at an earlier request
+//! ([`source`]), and cached on disk. All work of a [`GpuStream`] runs in the order of the calls.
 //!
-//! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of rows, but
-//! for generation's products and for forward norms, all of whose kernels give the same bits; grains are cut from their own first row; a matrix
-//! product's algorithm is pinned to what its rows have in common ([`MatrixProduct`]), after it has been seen to keep to what is
-//! promised of products ([`choose_algorithm`]).
+//! The bits are the same for any microbatch, because a kernel is chosen by widths and strides,
+//! never by the number of rows, except for generation's products and for forward norms, whose
+//! kernels all give the same bits; grains are cut from their own first row; and a matrix product's
+//! algorithm is chosen once for all numbers of rows ([`MatrixProduct`]), after trials have shown
+//! that it keeps the promises of products ([`choose_algorithm`]).
 //!
 //! To add a vendor, implement [`Driver`].
 
@@ -116,7 +118,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// # Errors
     /// The first of them that does not compile.
     pub(crate) fn compile(&self, mut sources: Vec<&'static Source>) -> Result<()> {
-        // What takes longest begins first.
+        // The longest compilations start first.
         sources.sort_by_key(|source| std::cmp::Reverse(source.text.len()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let next = AtomicUsize::new(0);
@@ -201,7 +203,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         let kernel = self.kernel(source, name)?;
         let arguments = bytemuck::bytes_of(&arguments);
-        // SAFETY: the caller vouches for the arguments; what they name stays until the queue has run the kernel, because memory
+        // SAFETY: the caller guarantees the validity of the arguments; what they name stays until the queue has run the kernel, because memory
         // is given back in the order of the queue.
         self.profile.note(&self.driver, stream, name, |stream| unsafe {
             self.driver.launch(stream.queue_mut(), &kernel, launch, arguments)

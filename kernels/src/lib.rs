@@ -1,10 +1,11 @@
-//! Numbers on devices: the kernels that train sequence models, and what runs them.
+//! Kernels that train sequence models, and the devices that run them.
 //!
 //! - [`Backend`] is the contract between a model and a device: opaque buffers, device streams and
 //!   events, explicit host reads and writes, and one method per kernel. Dispatch is static.
 //! - [`shape`] holds the checked shapes: constructing one is the validation, and a launch takes it.
-//! - [`Cpu`] is the backend that needs nothing installed: `matrixmultiply` for matrix products and
-//!   vectorised loops with run-time dispatch, equal to the bit on AVX2 and AVX-512.
+//! - [`Cpu`] is the backend that needs nothing installed: matrix products with AVX-512 or by
+//!   `matrixmultiply`, and vectorised loops with run-time dispatch, equal to the bit on AVX2 and
+//!   AVX-512.
 //! - [`Gpu`] is the backend for GPUs: kernels in one dialect for CUDA and HIP, compiled at first use, over a small
 //!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's and [`rocm`] AMD's, by one implementation over a table of their
 //!   functions; the emulator runs the same kernels on the CPU, for tests.

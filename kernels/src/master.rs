@@ -1,21 +1,25 @@
-//! Masters of parameters: the fp32 that an optimizer updates, of which matrix products read a part where it is.
+//! Masters of parameters: the fp32 values that an optimizer updates. Matrix products read the upper
+//! part of a master in place.
 //!
-//! Where activations are fp32, products read the master itself. In bf16 they read a rounded copy. A copy beside an fp32 master
-//! takes six bytes a parameter; here a master *is* the copy, with the sixteen bits that rounding took away beside it: four
-//! bytes. Megatron-LM's precision-aware optimizer stores the same (`store_param_remainders` of Transformer Engine's `FusedAdam`).
+//! Where activations are fp32, products read the master itself. In bf16 they read a rounded copy. A
+//! copy beside an fp32 master takes six bytes a parameter; here a master *is* the copy, with the
+//! sixteen bits that rounding removed beside it: four bytes. Megatron-LM's precision-aware
+//! optimizer stores the same (`store_param_remainders` of Transformer Engine's `FusedAdam`).
 //!
 //! ```text
 //! split: rounded = (bits + 0x8000) >> 16;  remainder = bits & 0xffff
 //! join:  bits = (rounded << 16 | remainder) - (remainder >= 0x8000 ? 0x10000 : 0)
 //! ```
 //!
-//! So the copy is the nearest bf16, and of two that are equally near the one of the larger magnitude: whether a tie to even
-//! went up or down could not be told from sixteen bits. What is joined has the bits that were split: negative zero, subnormals,
-//! infinities and finite numbers whose copy is infinite included.
+//! So the copy is the nearest bf16, and of two equally near ones that of the larger magnitude:
+//! sixteen bits could not record whether a tie to even went up or down. Joining restores the bits
+//! that were split, also of negative zero, subnormals, infinities and finite numbers whose copy is
+//! infinite.
 //!
-//! A NaN stays NaN, in the copy and joined, but loses the lower half of its payload: its copy is its upper half, made quiet,
-//! and its remainder is zero. Rounded as a number, `0x7fffffff`, which is the NaN that NVIDIA's arithmetic gives, would be a
-//! copy of -0.0, and products would not see that training has failed.
+//! A NaN stays a NaN, in the copy and joined, but loses the lower half of its payload: its copy is
+//! its upper half, made quiet, and its remainder is zero. If it were rounded as a number,
+//! `0x7fffffff`, which is the NaN of NVIDIA's arithmetic, would become a copy of -0.0, and products
+//! would not show that training has failed.
 //!
 //! [`Backend::split_master`](crate::Backend::split_master) and [`join_master`](crate::Backend::join_master) go from one form to
 //! the other, [`adamw_master`](crate::Backend::adamw_master) updates a master; [`reference::master`](crate::reference::master)

@@ -1,7 +1,8 @@
-//! The end of a process whose devices may still compute.
+//! Ends a process whose devices may still compute.
 //!
-//! The libraries of a device register handlers that run at exit and free what a thread that waits for a kernel still uses:
-//! the process would end by a signal instead of by its exit code.
+//! The libraries of a device register handlers that run at exit and free memory that a thread
+//! waiting for a kernel still uses: the process would end by a signal instead of with its exit
+//! code.
 
 use std::ffi::c_int;
 

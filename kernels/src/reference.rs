@@ -5,8 +5,9 @@
 //! within the tolerance of its element type; a backward reference is itself checked against central
 //! differences of its forward in the tests beside it.
 //!
-//! The functions are for tests and for measuring errors; the one definition that programs run too is [`draw`](crate::draw). They trust their callers: a slice whose
-//! length does not fit the shape is a mistake in the test, and panics.
+//! The functions are for tests and for measuring errors; [`draw`](crate::draw) is the one
+//! definition that programs run too. They trust their callers: a slice whose length does not fit
+//! the shape is a mistake in the test, and panics.
 
 pub mod attention;
 pub mod causal_conv1d;

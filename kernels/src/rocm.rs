@@ -1,8 +1,8 @@
-//! AMD GPUs: what HIP, hiprtc, hipBLASLt and rocBLAS have of their own.
+//! AMD GPUs: the parts that are specific to HIP, hiprtc, hipBLASLt and rocBLAS.
 //!
-//! The libraries of ROCm 5 to 7 are opened when they are first needed, so a program built with this module runs where none of them
-//! is; what is missing is then an ordinary error. Nothing of ROCm is needed to build. The width of a wave is the device's, and is asked
-//! for.
+//! The libraries of ROCm 5 to 7 are opened at their first use, so a program built with this module
+//! runs on machines without them; a missing library is then an ordinary error. Building needs
+//! nothing of ROCm. The width of a wave is a property of the device, read at run time.
 
 mod architecture;
 mod compile;
@@ -36,12 +36,12 @@ pub struct Amd;
 
 const BACKEND: &str = "rocm";
 
-// Attributes of devices, by the numbers of HIP.
+// Device attributes, with the numbers of HIP.
 const COMPUTE_UNITS: u32 = 63;
 const SHARED_BYTES_PER_BLOCK: u32 = 74;
 const WAVE: u32 = 87;
 
-// Answers that there is no driver, or no device that HIP_VISIBLE_DEVICES names.
+// The error codes that mean that there is no driver, or no device that HIP_VISIBLE_DEVICES names.
 const INSUFFICIENT_DRIVER: Code = Code(35);
 const INVALID_DEVICE: Code = Code(101);
 
@@ -195,7 +195,8 @@ impl Vendor for Amd {
             return Err(KernelError::UnsupportedArchitecture { device: name, found, expected });
         }
         Ok(DeviceProperties {
-            // Of no GPU of AMD's: of NVIDIA's under a runtime that puts them in their place, which takes the same kernels.
+            // Not an AMD GPU: an NVIDIA GPU under a runtime that implements HIP on CUDA, which runs
+            // the same kernels.
             group_products: takes_group_products(&architecture),
             backend: BACKEND,
             architecture,
@@ -232,7 +233,7 @@ impl Vendor for Amd {
         queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
-        // SAFETY: the caller vouches for the operands.
+        // SAFETY: the caller guarantees the validity of the operands.
         unsafe { library.matmul(driver, queue, product) }
     }
 }

@@ -302,7 +302,7 @@ impl ScanShape {
             return Err(KernelError::shape("selective_scan", "states", "1 to 256", states));
         }
         let samples = samples_per_grain.min(sequences.samples);
-        // What kernels keep rounds positions and channels up.
+        // Memory of kernels is for positions and channels rounded up.
         let [t, e] = [sequences.positions, channels].map(|size| size.saturating_add(PADDING));
         let sizes = [sequences.samples, t, e, states + 2];
         countable("selective_scan", "elements", &sizes)?;

@@ -1,9 +1,9 @@
-//! Buffers that others read while their owner keeps them.
+//! Buffers that other threads read while their owner keeps them.
 //!
-//! The memory of a device has no borrowers: what runs on a device stream is ordered by events alone, whatever thread holds which
-//! reference on the host. So it can be read by the kernels of another thread's device, in whose hands it is a [`Shared`]: a
-//! view to read, which keeps the memory. What lies in the host's memory is copied, as there Rust keeps readers and writers
-//! apart.
+//! Device memory is outside of Rust's borrows: events alone order the work on device streams,
+//! whichever thread holds a reference on the host. So kernels of another thread's device can read
+//! it through a [`Shared`]: a read-only view that keeps the memory alive. Host memory is copied
+//! instead, as there Rust keeps readers and writers apart.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;

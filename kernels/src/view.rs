@@ -1,4 +1,4 @@
-//! Views of device buffers: what kernels take instead of whole buffers.
+//! Views of device buffers: the operands of kernels.
 //!
 //! A view names its buffer and a range or a strided matrix inside it; it owns nothing and moves no
 //! bytes. Constructing a view checks that it lies inside its buffer, and nothing can change it afterwards, so a kernel

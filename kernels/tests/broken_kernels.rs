@@ -98,7 +98,7 @@ fn a_barrier_that_some_threads_never_reach_is_an_error() {
     let change = barrier_replaced("if (thread % WARP < 16) warp_barrier(); else __syncthreads();");
     for settings in every_setting() {
         assert_error(settings, change, "a barrier that others never reach");
-        // What was left behind harms nothing.
+        // The abandoned fibers harm nothing.
         assert_eq!(block_sums(settings, None).unwrap(), expected(), "{settings:?}");
     }
 }

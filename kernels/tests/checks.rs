@@ -1,5 +1,5 @@
-//! The checks of kernels that the program itself runs: they pass where kernels are right, and each break shows in the kernels that
-//! are broken and in no others.
+//! The checks of kernels that the program itself runs: they pass on correct kernels, and each break
+//! shows in the broken kernels and in no others.
 
 use std::num::NonZeroUsize;
 

@@ -15,7 +15,7 @@ use bodies::every_body;
 use tidemill_kernels::cpu::InstructionSet;
 use tidemill_kernels::{Cpu, Runtime};
 
-/// The arms that this machine can run; says, once and past the capture of test output, which not.
+/// The arms that this machine can run; reports the others once, past the capture of test output.
 fn arms() -> Vec<Arm<Cpu>> {
     static SAID: Once = Once::new();
     let threads = |count| NonZeroUsize::new(count).unwrap();

@@ -1,8 +1,8 @@
 //! Every test body on an NVIDIA GPU, in both precisions.
 //!
-//! A program of its own instead of `#[test]`s, which cannot say that they did not run: without a device each test is told
-//! as not run, and if `TIDEMILL_TEST_BACKEND=cuda` asks for one, the program fails. Arguments select the tests whose names
-//! hold one of them.
+//! A program of its own instead of `#[test]`s, which cannot report that they did not run: without a
+//! device each test is reported as not run, and if `TIDEMILL_TEST_BACKEND=cuda` asks for one, the
+//! program fails. Arguments select the tests whose names contain one of them.
 
 #[path = "bodies/algorithms.rs"]
 mod algorithms;
@@ -55,7 +55,7 @@ every_body!(tests);
 
 macro_rules! rules {
     ($($rule:ident)*) => {
-        /// What may not be pinned to a product is passed over.
+        /// Algorithms that must not be chosen for a product are passed over.
         fn rules<P: Precision>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
             vec![$((stringify!($rule), algorithms::$rule),)*]
         }
@@ -64,7 +64,7 @@ macro_rules! rules {
 
 algorithms::every_rule!(rules);
 
-/// The digest of the library's choices is the same whenever it is formed, and says which library it was formed of.
+/// The digest of the library's choices is the same every time, and includes the library's version.
 fn is_of_the_same_kind<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
     let kind = arm.backend.device_kind();
     assert!(kind.matrix_library.contains(", algorithms "), "{kind:?}");
@@ -80,7 +80,7 @@ fn opening_again_spoils_no_recording<P: Precision<Activation: Number>>(arm: &Arm
     opening::spoils_no_recording(arm, || drop(Cuda::open(0).unwrap()));
 }
 
-/// Memory of one device is read by the kernels of another, in the order of events alone.
+/// Kernels of one device read memory of another, ordered by events alone.
 fn devices_wait_for_each_other<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
     let devices = Cuda::device_count().unwrap();
     if devices == 1 {

@@ -105,7 +105,8 @@ fn scheduled<P: Precision>(schedule: &Arc<Schedule>) -> Gpu<Emulator, P> {
     Gpu::new(emulator.with_schedule(schedule))
 }
 
-/// What holds where every step runs at once holds where none does before the host waits for it.
+/// Results with every step run at once equal those with steps that run only when the host waits for
+/// them.
 #[test]
 fn what_runs_later_gives_the_same() {
     use bodies::memory;
@@ -127,7 +128,7 @@ fn what_runs_later_gives_the_same() {
     }
 }
 
-/// Two devices hand memory on by events alone; and where one event is not waited for, some order shows it.
+/// Two devices hand memory on by events alone; if one event is not waited for, some order shows it.
 #[test]
 fn devices_wait_for_each_other() {
     let pair = |seed, waits| {
@@ -145,7 +146,7 @@ fn devices_wait_for_each_other() {
     assert!(lucky < 20, "a missing wait must show in some order");
 }
 
-/// What may not be pinned to a product is passed over.
+/// Algorithms that must not be chosen for a product are passed over.
 mod algorithms_of_a_library {
     use super::*;
 
@@ -176,7 +177,7 @@ fn memory_kept<P: Precision<Activation: Number>>(
     before - free()
 }
 
-/// What is told of attention's scratch memory is what it takes, by groups of warps and without.
+/// The stated scratch memory of attention is the memory used, by groups of warps and without.
 #[test]
 fn attention_takes_the_scratch_memory_that_it_says() {
     fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {

@@ -1,5 +1,5 @@
-//! What is computed does not depend on the floating-point environment of the caller's thread: whether a library built with
-//! `-ffast-math` has made it flush denormal numbers, or how it rounds.
+//! Results do not depend on the floating-point environment of the caller's thread: whether a
+//! library built with `-ffast-math` has made it flush denormal numbers, or how it rounds.
 
 use std::num::NonZeroUsize;
 
@@ -24,7 +24,7 @@ fn numbers(seed: u32, elements: usize) -> Vec<f32> {
     (0..elements).map(|_| next()).collect()
 }
 
-/// The bits of everything that an update is made of.
+/// The bits of all parts of an update.
 fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
     let mut stream = backend.device_stream().unwrap();
     let mut upload = |values: &[f32]| {
@@ -94,7 +94,8 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
     bits
 }
 
-/// Also the backend is made on such a thread, so that the compute threads would inherit its environment.
+/// The backend is created on such a thread too, so that the compute threads would inherit its
+/// environment.
 fn is_the_same_on_any_thread<B: Backend<Activation = f32>>(name: &str, open: impl Fn() -> B) {
     let expected = update(&open());
     let denormal = |bits: &&u32| f32::from_bits(**bits).is_subnormal();

@@ -1,9 +1,11 @@
 //! Every test body through HIP: fp32 and bf16, each in waves of 64 and of 32.
 //!
-//! Without an AMD GPU the libraries of HIP are those of `hip_runtime`, which emulates three: two in waves of 64, which reach each
-//! other's memory, and one in waves of 32. So the product's own way to a GPU is what is tested: modules and launches, streams, events,
-//! graphs, pools, pinned memory, peers and the matrix library. `TIDEMILL_TEST_BACKEND=rocm` asks for the machine's own: then its
-//! first device runs the bodies, each twice, and the tests in [`of_emulated_devices`] fail (`--skip of_emulated_devices`).
+//! Without an AMD GPU the libraries of HIP are those of `hip_runtime`, which emulates three: two in
+//! waves of 64, which reach each other's memory, and one in waves of 32. So the tests cover the
+//! program's own HIP driver: modules and launches, streams, events, graphs, pools, pinned memory,
+//! peers and the matrix library. With `TIDEMILL_TEST_BACKEND=rocm` the libraries are the machine's
+//! own: then its first device runs the bodies, each twice, and the tests in [`of_emulated_devices`]
+//! fail (`--skip of_emulated_devices`).
 //!
 //! The emulated hipBLASLt makes handles for waves of 64 alone: in waves of 32 the products are rocBLAS's.
 
@@ -68,7 +70,7 @@ macro_rules! tests {
         tests!(bf16_in_waves_of_32, Bf16, IN_WAVES_OF_32,
             $($of_all: $every;)* $($of_groups: $by_groups;)*
             | $($of_one: $one;)* $($of_one_in_groups: $one_by_groups;)*);
-        // What one arm is enough for has run.
+        // The bodies for which one arm is enough have run.
         tests!(fp32_in_waves_of_32, Fp32, IN_WAVES_OF_32,
             $($of_all: $every;)* $($of_groups: $by_groups;)* |);
         tests!(bf16_in_waves_of_64, Bf16, IN_WAVES_OF_64,
@@ -145,7 +147,7 @@ fn memory_that_a_device_does_not_have_is_refused() {
     backend.allocate::<f32>(&mut stream, 1000).unwrap();
 }
 
-/// What may not be pinned to a product is passed over.
+/// Algorithms that must not be chosen for a product are passed over.
 mod algorithms_of_a_library {
     use super::*;
 
@@ -164,7 +166,7 @@ mod algorithms_of_a_library {
     algorithms::every_rule!(rules);
 }
 
-/// What holds of the emulated devices alone.
+/// Properties of the emulated devices alone.
 mod of_emulated_devices {
     use super::*;
 
@@ -201,8 +203,8 @@ mod of_emulated_devices {
         assert_eq!(Rocm::together().unwrap(), 2);
     }
 
-    /// Memory of one device is read by the kernels of another, in the order of events alone; and where one event is not waited
-    /// for, the runtime shows it.
+    /// Kernels of one device read memory of another, ordered by events alone; if one event is not
+    /// waited for, the runtime shows it.
     #[test]
     fn devices_wait_for_each_other() {
         let [first, second] = [IN_WAVES_OF_64, ITS_PEER].map(open::<Fp32>);

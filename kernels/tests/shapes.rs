@@ -1,4 +1,4 @@
-//! Checked shapes: what cannot be computed cannot be constructed.
+//! Checked shapes: impossible sizes cannot be constructed.
 
 use tidemill_kernels::KernelError;
 use tidemill_kernels::shape::{

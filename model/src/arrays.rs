@@ -1,7 +1,9 @@
 //! Tensors by name as ndarray views of the host's memory: nothing is copied.
 //!
-//! An arena is what [`initialize`](crate::Trainable::initialize) gives, what a graph begins with, what a checkpoint holds of the
-//! parameters, and what it holds of a state of the optimizer that has a value for each parameter. On the CPU a model reads its
+//! An arena is the array of parameters that [`initialize`](crate::Trainable::initialize) returns,
+//! that a graph starts from and that a checkpoint stores; a state of the optimizer with one value
+//! for each parameter is an arena too. On the CPU a model reads its parameters and forms its
+//! gradients in the same way:
 //! parameters and forms its gradients in the same way:
 //!
 //! ```
@@ -32,7 +34,7 @@ use crate::layout::{Layout, Tensor};
 use crate::lease::Lease;
 
 impl Layout {
-    /// The tensor `name` of `arena`, in its logical shape: without padding rows.
+    /// A view of the tensor `name` in `arena`, in its logical shape: without padding rows.
     ///
     /// # Errors
     /// A name that the layout does not have, or an arena that is not as long as the layout's.
@@ -42,10 +44,10 @@ impl Layout {
         view(tensor, &arena[tensor.range()])
     }
 
-    /// [`array`](Self::array), to be written.
+    /// [`array`](Self::array) as a view that can be written.
     ///
     /// # Errors
-    /// The same.
+    /// As [`array`](Self::array).
     pub fn array_mut<'a>(
         &self,
         name: &str,
@@ -56,11 +58,12 @@ impl Layout {
         view_mut(tensor, &mut arena[tensor.range()])
     }
 
-    /// What `accumulator` holds of the gradient of the tensor `name`, in its logical shape. It is that of a use of the tensor's
-    /// segment, as a [`GradientSink`](crate::GradientSink) lends it.
+    /// The gradient of the tensor `name` in `accumulator`, in its logical shape. `accumulator`
+    /// belongs to one use of the tensor's segment, as a [`GradientSink`](crate::GradientSink) hands
+    /// it out.
     ///
     /// # Errors
-    /// A name that the layout does not have, or an accumulator of a segment of another length.
+    /// A name that the layout does not have, or an accumulator whose length is not the segment's.
     pub fn gradient_array<'a>(
         &self,
         name: &str,
@@ -100,14 +103,15 @@ impl<'a> Lease<'a, Cpu> {
     /// The parameters of the tensor `name` of `layout`, in fp32 and in its logical shape.
     ///
     /// # Errors
-    /// A name that the layout does not have, or a tensor of another segment than this, or one that blocks do not read in fp32.
+    /// A name that the layout does not have, a tensor of another segment, or a tensor that blocks
+    /// do not read in fp32.
     pub fn array(&self, layout: &Layout, name: &str) -> Result<ArrayViewD<'a, f32>> {
         let (tensor, segment) = (layout.named(name)?, layout.segment_of(name)?);
         view(tensor, self.vector(&inside(tensor, &segment))?.values())
     }
 }
 
-/// The logical elements of a tensor, counted inside its segment.
+/// The logical elements of a tensor, as a range inside its segment.
 fn inside(tensor: &Tensor, segment: &Range<usize>) -> Range<usize> {
     let start = tensor.offset - segment.start;
     start..start + tensor.elements()
@@ -142,7 +146,8 @@ mod tests {
     use crate::parameters::Parameters;
     use crate::trainable::Device;
 
-    /// A table of three rows that is padded to eight, and behind it in the same segment a vector; before it a segment of its own.
+    /// One segment with a vector, then a segment with a table of three rows, padded to eight, and a
+    /// vector behind it.
     fn layout() -> Layout {
         let mut layout = Layout::new();
         let first = layout.segment("first");
@@ -181,7 +186,7 @@ mod tests {
         source.enter(&mut device, 0, Direction::Backward).unwrap();
         let vector = source.lease(1).unwrap().array(&layout, "vector").unwrap();
         assert_eq!(vector, layout.array("vector", &arena).unwrap());
-        // Of the other segment.
+        // A tensor of the other segment.
         assert!(source.lease(0).unwrap().array(&layout, "vector").is_err());
 
         let mut sum = backend.allocate(&mut stream, layout.segments()[1].range.len()).unwrap();

@@ -1,19 +1,24 @@
 //! A block: one entry of a model's ordered list, from residual stream to residual stream.
 //!
-//! The block is the unit of gradient bucket and parameter lease. It owns no parameters and no activations: both are lent
-//! for the time of a call, so the same block serves every replica and every microbatch. What forward leaves for
-//! backward is the block's [`Saved`](Block::Saved), one for each block; what it needs only while it runs is
-//! [`Scratch`](Block::Scratch), which alike blocks of a model use one after the other.
+//! The block is the unit of gradient bucket and parameter lease. It owns neither parameters nor
+//! activations: the caller passes both for the time of a call, so the same block serves every
+//! replica and every microbatch. The values that forward keeps for backward are the block's
+//! [`Saved`](Block::Saved), one for each block; memory that a block needs only while it runs is its
+//! [`Scratch`](Block::Scratch), which [alike](Block::is_alike) blocks of a model use one after the
+//! other.
 //!
 //! A kind of block is one folder, such as [`mamba`](mod@crate::mamba) or [`transformer`](crate::transformer), of this crate or of another:
 //!
-//! 1. a struct that holds sizes and the places of its tensors, which its constructor adds to the newest segment of a
-//!    [`ParameterList`](crate::parameter_list::ParameterList); [`Linear`](crate::linear::Linear) and [`Norm`](crate::norm::Norm) add theirs;
+//! 1. a struct with the sizes of the block and the places of its tensors, which the constructor
+//!    adds to the newest segment of a [`ParameterList`](crate::parameter_list::ParameterList);
+//!    [`Linear`](crate::linear::Linear) and [`Norm`](crate::norm::Norm) add their own;
 //! 2. [`Block`]: memory, forward and backward;
-//! 3. [`Incremental`](crate::generation::Incremental): the same map token by token, for generation and scores.
+//! 3. [`Incremental`](crate::generation::Incremental): the same map token by token, for generation
+//!    and scores.
 //!
-//! That makes it an [`AnyBlock`], which is how [`LanguageModel`](crate::LanguageModel) holds blocks, of any kinds side by side.
-//! `model/tests/own_block` has a block from outside this crate.
+//! These three make it an [`AnyBlock`], the form in which [`LanguageModel`](crate::LanguageModel)
+//! holds blocks of any kinds side by side. `model/tests/own_block` has a block from outside this
+//! crate.
 
 mod any_block;
 mod gradient;
@@ -32,17 +37,17 @@ use crate::lease::Lease;
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
-/// What forward and backward of one block are given.
+/// The arguments that forward and backward of one block share.
 pub struct BlockPass<'a, B: Backend> {
     /// The parameters of the block's segment.
     pub parameters: Lease<'a, B>,
     /// `input[b t, d]`: the fp32 residual stream as it enters the block. The model keeps it until the
     /// block's backward has run.
     pub input: &'a B::Buffer<f32>,
-    /// The microbatch at hand, no larger than the one that memory was planned for.
+    /// The shape of this microbatch, no larger than the one that memory was planned for.
     pub shape: MicrobatchShape,
-    /// `starts[b t]`: the position in its sample of the first token of the row's document, where samples hold several that see
-    /// nothing of each other.
+    /// `starts[b t]`: the position in its sample at which the row's document begins, where a sample
+    /// holds several documents that do not attend to each other.
     pub starts: Option<Slice<'a, B, u32>>,
 }
 
@@ -53,31 +58,32 @@ impl<B: Backend> Clone for BlockPass<'_, B> {
 }
 impl<B: Backend> Copy for BlockPass<'_, B> {}
 
-/// About what one sample, a grain by itself, needs of a block's memory.
+/// The approximate memory of a block for one sample that is a grain by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleBytes {
-    /// Bytes of what forward leaves for backward.
+    /// Bytes of the values that forward keeps for backward.
     pub saved: usize,
-    /// Bytes of what alike blocks use one after the other, scratch of kernels included.
+    /// Bytes of the memory that alike blocks share, scratch of kernels included.
     pub scratch: usize,
 }
 
-/// What a kind of block does in training.
+/// A kind of block in training.
 pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
-    /// What forward leaves for backward.
+    /// The values that forward keeps for backward.
     type Saved: Send + 'static;
     /// Memory that alike blocks use one after the other.
     type Scratch: Send + 'static;
 
-    /// Whether memory that was planned for `self` serves `other`: scratch, what forward leaves microbatch by microbatch where models run
-    /// forward again before backward, and the workspace of generation. Where it does not, each has its own. The first of a list's alike blocks
-    /// plans for all of them.
+    /// Whether memory that was planned for `self` also serves `other`. Alike blocks share their
+    /// scratch, the workspace of generation and, where a model runs forward again before backward,
+    /// the saved values; blocks that are not alike have memory of their own. The first of the alike
+    /// blocks in a list plans for all of them.
     fn is_alike(&self, other: &Self) -> bool {
         let _ = other;
         false
     }
 
-    /// Memory for what forward leaves for backward, for microbatches up to `shape`.
+    /// Memory for the values that forward keeps for backward, for microbatches up to `shape`.
     ///
     /// # Errors
     /// A shape that the block cannot take, or a device without room.
@@ -94,13 +100,16 @@ pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch>;
 
-    /// About what one sample of `positions` positions takes of both, from sizes alone: how many fit is decided by it.
+    /// The approximate memory of one sample of `positions` positions, computed from sizes alone.
+    /// The plan of how many samples fit uses it.
     ///
     /// # Errors
     /// No positions, or more than can be counted.
     fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes>;
 
-    /// What its passes launch, as far as it is known before: devices that compile kernels compile these side by side. It is speed alone.
+    /// The kernels that the passes launch, as far as they are known beforehand. Devices that
+    /// compile kernels compile these in parallel before the first step. The list changes speed
+    /// alone: a kernel that is missing is compiled at its first use.
     fn kernels(&self) -> Vec<KernelGroup> {
         Vec::new()
     }
@@ -118,8 +127,9 @@ pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
         scratch: &mut Self::Scratch,
     ) -> Result<()>;
 
-    /// Turns the gradient of the block's output into that of its input, in place, and adds the gradients of its
-    /// parameters to `lane`, which is laid out as the block's segment: each grain's formed from +0.0 and added whole, grain by grain.
+    /// Turns the gradient of the block's output into that of its input, in place, and adds the
+    /// gradients of its parameters to `lane`, which is laid out as the block's segment. The
+    /// gradient of each grain is formed from +0.0 and added whole, grain by grain.
     ///
     /// # Errors
     /// A device that fails.
@@ -134,8 +144,9 @@ pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
     ) -> Result<()>;
 }
 
-/// The scratch memory of the weight gradient that takes most of it, of those of `weights` (outputs and inputs), for a grain of `positions` rows:
-/// they are formed one after the other.
+/// The scratch memory for the weight gradients of `weights` (pairs of outputs and inputs), for a
+/// grain of `positions` rows. The gradients are formed one after the other, so the largest need
+/// counts.
 pub(crate) fn weights_scratch_bytes<B: Backend>(
     backend: &B,
     weights: &[[usize; 2]],

@@ -1,4 +1,5 @@
-//! A model of a family before it is on a backend: what is known from its config alone.
+//! A model of a family before it is placed on a backend: everything that follows from its config
+//! alone.
 
 use serde_json::Value;
 use tidemill_kernels::{Backend, Cpu};
@@ -9,8 +10,8 @@ use crate::language_model::{LanguageModel, Recompute};
 use crate::layout::Layout;
 use crate::parameter_list::ParameterList;
 
-/// A config, the parameters that follow from it, and what blocks form again. [`build`](Self::build) makes models of it, which have the same
-/// parameters on every backend.
+/// A config, the parameters that follow from it, and which activations are recomputed.
+/// [`build`](Self::build) makes models from it, which have the same parameters on every backend.
 #[derive(Debug)]
 pub struct Blueprint {
     config: ModelConfig,
@@ -25,13 +26,14 @@ impl Blueprint {
     /// # Errors
     /// Sizes that no model can have.
     pub fn new(config: &ModelConfig) -> Result<Self> {
-        // The parameters are those of a model on any backend; one on the CPU is there everywhere.
+        // Parameters are the same on every backend; the CPU is the one that is always present.
         let (parameters, config_json) = LanguageModel::<Cpu>::new(config)?.into_parameters();
         let recompute = Recompute::default();
         Ok(Self { config: config.clone(), recompute, parameters, config_json })
     }
 
-    /// As it is, but its models keep or form again what blocks leave for backward as `recompute` says.
+    /// The same blueprint, with `recompute` saying whether blocks keep or recompute the values that
+    /// backward needs.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
         self
@@ -40,7 +42,7 @@ impl Blueprint {
     /// The model on a backend.
     ///
     /// # Errors
-    /// None that [`new`](Self::new) has not found.
+    /// None that [`new`](Self::new) has not reported already.
     pub fn build<B: Backend>(&self) -> Result<LanguageModel<B>> {
         Ok(LanguageModel::new(&self.config)?.with_recompute(self.recompute))
     }

@@ -1,7 +1,7 @@
 //! The first block of a language model: from tokens to the residual stream.
 //!
-//! Learned positions have a table and a segment of their own, so that the block has two uses; their kernels are those of
-//! the tokens, given the position of every row in place of its token.
+//! Learned positions have a table and a segment of their own, so that the block has two uses. They
+//! run through the same kernels as tokens, with the position of every row in place of its token.
 
 use std::ops::Range;
 

@@ -54,30 +54,31 @@ pub enum ModelError {
     /// A token outside the vocabulary.
     #[error("{what}: token {token} is outside the vocabulary of {vocab_size}")]
     Token {
-        /// Where it stands.
+        /// Where the token stands.
         what: String,
         /// The token.
         token: u32,
         /// The size of the vocabulary.
         vocab_size: usize,
     },
-    /// A microbatch that does not fit its workspace or itself: fix the caller.
+    /// A microbatch that does not fit its workspace, or whose parts do not fit each other: fix the
+    /// caller.
     #[error("{what}: expected {expected}, found {found}")]
     Microbatch {
         /// The quantity that does not fit.
         what: &'static str,
-        /// What was expected of it.
+        /// What was expected.
         expected: String,
-        /// What it was.
+        /// What was found.
         found: usize,
     },
-    /// A model that enters its blocks out of order, or reads parameters of another block or in a precision that its layout does
-    /// not say: fix the model.
+    /// A model that enters its blocks out of order, or reads parameters of another block or in a
+    /// precision that its layout does not declare: fix the model.
     #[error("{attempt}: expected {expected}, found {found}")]
     ParameterAccess {
         /// What the model attempted.
         attempt: String,
-        /// What it may do there.
+        /// What was allowed at this point.
         expected: String,
         /// What was found.
         found: String,
@@ -87,13 +88,13 @@ pub enum ModelError {
     UpdateStates {
         /// The states of the rule.
         expected: usize,
-        /// The states that it was given.
+        /// The states that were given.
         found: usize,
     },
     /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
     #[error("{what}")]
     NotFinite {
-        /// Which number, and what it is.
+        /// Which number, and its value.
         what: String,
     },
     /// The receiver of gradients is gone: the run is being torn down.
@@ -102,9 +103,9 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Whether the same call may succeed another time though nothing is changed: a device failed, or the code around the model
-    /// did. What the operating system answered ([`File`](Self::File)) may have passed, as far as this crate can tell: only its
-    /// caller knows which paths were given by a user.
+    /// Whether the same call may succeed when it is repeated unchanged: true where a device or the
+    /// code around the model failed. An error of the operating system ([`File`](Self::File)) may be
+    /// temporary, as far as this crate can tell: only the caller knows which paths a user gave.
     pub fn may_succeed_later(&self) -> bool {
         match self {
             Self::Kernel(error) => error.may_succeed_later(),

@@ -1,6 +1,7 @@
 //! The families of models: each is a config that lists blocks.
 //!
-//! [`Family`] is what a config does; [`ModelConfig`] is any of them, as a folder or a `[model]` table names it.
+//! [`Family`] is the trait of a config; [`ModelConfig`] is a config of any family, as a folder or a
+//! `[model]` table names it.
 //!
 //! To add a family to those that a `[model]` table and a folder can name (a model of one's own blocks needs none: it is assembled by
 //! [`LanguageModel::assemble`]):
@@ -38,7 +39,7 @@ use crate::settings::ModelKind;
 
 /// What the config of a family does.
 pub trait Family {
-    /// The model of these sizes, on any backend.
+    /// Builds the model of these sizes, on any backend.
     ///
     /// # Errors
     /// Sizes that no model can have.
@@ -55,15 +56,15 @@ pub trait Family {
     /// The number of blocks.
     fn n_layers(&self) -> usize;
 
-    /// The tokens that files name for generation.
+    /// The special tokens that model files name for generation.
     fn special_tokens(&self) -> SpecialTokens;
 
-    /// The same, to be changed.
+    /// [`special_tokens`](Self::special_tokens) as a reference that can be written.
     fn special_tokens_mut(&mut self) -> &mut SpecialTokens;
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// The model of `config`.
+    /// Builds the model of `config`.
     ///
     /// # Errors
     /// Sizes that no model can have.
@@ -128,7 +129,7 @@ impl ModelConfig {
             Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
             Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
             Some("mamba2") => Mamba2Config::parse(path, value).map(Self::Mamba2),
-            // The original form of both names none.
+            // The original form of Mamba and Mamba-2 has no `model_type`.
             None if !keys.has("model_type") && keys.has("n_layer") && is_mamba2(value) => {
                 Mamba2Config::parse(path, value).map(Self::Mamba2)
             }
@@ -155,7 +156,7 @@ impl ModelConfig {
         }
     }
 
-    /// How many learned positions the model has, where it has some: no sample may be longer.
+    /// The number of learned positions, where the model has them: no sample may be longer.
     pub fn learned_positions(&self) -> Option<usize> {
         match self {
             Self::Mpt(config) if config.positions == MptPositions::Learned => {
@@ -290,7 +291,7 @@ fn is_mamba2(value: &Value) -> bool {
     value["ssm_cfg"]["layer"].as_str() == Some("Mamba2")
 }
 
-/// The plain methods of [`Family`], of a config with fields of these names.
+/// The plain methods of [`Family`] for a config with fields of these names.
 macro_rules! family_sizes {
     ($($sizes:ident)?) => {
         fn vocab_size(&self) -> usize {
@@ -316,14 +317,14 @@ macro_rules! family_sizes {
 }
 pub(crate) use family_sizes;
 
-/// The shortest list that, repeated, begins with all of `items`.
+/// The shortest list whose repetition begins with all of `items`.
 pub(crate) fn period<T: PartialEq>(items: &[T]) -> &[T] {
     let repeats = |length: &usize| (0..items.len()).all(|i| items[i] == items[i % length]);
     let length = (1..=items.len()).find(repeats).unwrap_or_default();
     &items[..length]
 }
 
-/// Names the first of `sizes` that is outside of what it may be.
+/// Names the first of `sizes` that is out of its bounds.
 pub(crate) fn check_sizes(sizes: &[(&str, usize, std::ops::RangeInclusive<usize>)]) -> Result<()> {
     for (key, found, allowed) in sizes {
         if !allowed.contains(found) {
@@ -342,8 +343,9 @@ pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
     Ok(())
 }
 
-/// As many heads of `d_model` columns as make them as wide as those of a model of `like` columns and heads,
-/// or nearly so, each a multiple of `multiple` columns; the same number of heads where that works.
+/// The number of heads for `d_model` columns that keeps heads as wide as those of a model of `like`
+/// columns and heads, or nearly so, with widths that are a multiple of `multiple` columns. The
+/// number of heads stays the same where that is possible.
 pub(crate) fn heads_like(like: (usize, usize), d_model: usize, multiple: usize) -> usize {
     let (like_d_model, like_heads) = like;
     if head_width(d_model, like_heads).is_ok_and(|width| width.is_multiple_of(multiple)) {
@@ -356,7 +358,7 @@ pub(crate) fn heads_like(like: (usize, usize), d_model: usize, multiple: usize) 
     nearest.map_or(like_heads, |width| d_model / width)
 }
 
-/// What a file calls heads and the width that they share.
+/// The keys of a file for the number of heads and for the width that they share.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadKeys {
     pub heads: &'static str,
@@ -368,7 +370,7 @@ pub(crate) fn head_width(d_model: usize, n_heads: usize) -> Result<usize> {
     head_width_of(HeadKeys { heads: "n_heads", width: "d_model" }, d_model, n_heads)
 }
 
-/// [`head_width`], with complaints that use the names of a file.
+/// [`head_width`], with errors that use the key names of a file.
 pub(crate) fn head_width_of(keys: HeadKeys, d_model: usize, n_heads: usize) -> Result<usize> {
     const MOST: usize = tidemill_kernels::shape::MOST_HEAD_WIDTH;
     let HeadKeys { heads, width } = keys;

@@ -1,8 +1,8 @@
-//! Writing on: prompts in, new tokens out.
+//! Generation: prompts in, new tokens out.
 //!
-//! [`Sequences`] holds what a model remembers of a batch of sequences and moves it on; [`Sampler`] chooses from logits;
-//! [`generate`] and [`generate_batch`] do both until enough has been written. What a block must be able to do for that is
-//! [`Incremental`].
+//! [`Sequences`] holds the state of a batch of sequences and advances it; [`Sampler`] chooses from
+//! logits; [`generate`] and [`generate_batch`] do both until an answer ends. [`Incremental`] is
+//! what a block must implement for generation.
 
 mod incremental;
 mod sampling;
@@ -17,14 +17,14 @@ pub use sequences::Sequences;
 pub(crate) use sequences::table_rows;
 pub use write::{Prompt, Written, generate, generate_batch};
 
-/// How much is written, and how.
+/// How many tokens are written, and how they are chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationSettings {
-    /// New tokens at most.
+    /// The most new tokens.
     pub max_new_tokens: usize,
-    /// The token after which nothing more is written, usually the end of a document; it is part of what is
-    /// returned, as in transformers.
+    /// The token that ends an answer, usually the end of a document. The returned tokens include
+    /// it, as in transformers.
     pub stop_token: Option<u32>,
     /// How each token is chosen.
     pub sampling: SamplingSettings,

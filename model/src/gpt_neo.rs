@@ -1,5 +1,6 @@
-//! GPT-Neo (Black et al., 2021) as a list of blocks, as transformers defines it: scores without a scale, blocks in turn with
-//! and without a window, biases everywhere but in the projections of queries, keys and values.
+//! GPT-Neo (Black et al., 2021) as a list of blocks, as transformers defines it: scores without a
+//! scale, blocks that alternate between full and windowed attention, biases everywhere but in the
+//! projections of queries, keys and values.
 //!
 //! Initial values are transformers' too: every linear map and table normal with a standard deviation of 0.02.
 
@@ -45,7 +46,7 @@ impl Family for GptNeoConfig {
     family_sizes!();
 }
 
-/// A norm as all of the model's.
+/// A norm with the settings that all norms of the model share.
 fn norm(name: String, config: &GptNeoConfig) -> NewNorm {
     NewNorm {
         name,

@@ -4,10 +4,11 @@
 //! f = norm(residual);  logits = scale f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
-//! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit matrix is never held.
-//! Chunks start at the first row of a grain and never cross one. Forward and backward are one pass over the chunks,
-//! because the gradient of a chunk's logits overwrites them. A grain's gradient of the table is the sum of one product
-//! a chunk, in order; where a grain is a single chunk it goes to the lane without a stop.
+//! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit
+//! matrix is never held. Chunks start at the first row of a grain and never cross one. Forward and
+//! backward are one pass over the chunks, because the gradient of a chunk's logits overwrites them.
+//! A grain's gradient of the table is the sum of one product for each chunk, in order; where a
+//! grain is a single chunk, the product is added to the lane directly.
 
 use std::ops::Range;
 
@@ -33,15 +34,15 @@ pub struct Head {
     pub vocab_size: usize,
     /// d, elements of a row.
     pub width: usize,
-    /// What logits are multiplied by.
+    /// The factor that logits are multiplied by.
     pub logit_scale: f32,
-    /// The index of the use of the norm.
+    /// The index of the norm's use.
     pub norm_use: usize,
-    /// The index of the use of the table.
+    /// The index of the table's use.
     pub table_use: usize,
 }
 
-/// Memory of a [`Head`] while it runs.
+/// Memory that a [`Head`] needs while it runs.
 pub struct HeadScratch<B: Backend> {
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
@@ -54,7 +55,7 @@ pub struct HeadScratch<B: Backend> {
     grad_table: B::Buffer<f32>,
 }
 
-/// What a pass of the head is given.
+/// The arguments of a pass of the head.
 pub struct HeadPass<'a, B: Backend> {
     /// The segment that holds the norm.
     pub norm: Lease<'a, B>,
@@ -64,7 +65,7 @@ pub struct HeadPass<'a, B: Backend> {
     pub input: &'a B::Buffer<f32>,
     /// `targets[b t]`
     pub targets: Slice<'a, B, u32>,
-    /// The microbatch at hand.
+    /// The shape of this microbatch.
     pub shape: MicrobatchShape,
 }
 
@@ -107,8 +108,8 @@ impl Head {
         self.forward_with(device, losses, None, pass, scratch)
     }
 
-    /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and its likeliest token, as
-    /// [`Backend::likeliest_of_activations`] finds it.
+    /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and the most likely
+    /// token of every row, as [`Backend::likeliest_of_activations`] finds it.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -150,8 +151,8 @@ impl Head {
         Ok(())
     }
 
-    /// Writes the loss of every row and the gradient of the sum of losses by the residual stream, and adds the
-    /// gradients of norm and table to `sink`.
+    /// Writes the loss of every row and the gradient of the sum of losses with respect to the
+    /// residual stream, and adds the gradients of norm and table to `sink`.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -196,7 +197,7 @@ impl Head {
         self.norm.forward(device, normed, norm, pass)
     }
 
-    /// Leaves the logits of `rows` in the scratch.
+    /// Writes the logits of `rows` to the scratch.
     fn chunk_logits<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -214,7 +215,8 @@ impl Head {
         )?)
     }
 
-    /// The losses of `rows`, whose logits are in the scratch; their gradient takes the place of the logits where it is wanted.
+    /// The losses of `rows`, whose logits are in the scratch; where their gradient is wanted, it
+    /// overwrites the logits.
     fn chunk_losses<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -237,7 +239,8 @@ impl Head {
         )?)
     }
 
-    /// The losses of the grain of `rows` and the gradient of its normed rows; that of the table is added to `lane`.
+    /// Writes the losses of the grain of `rows` and the gradient of its normed rows, and adds the
+    /// gradient of the table to `lane`.
     fn grain_gradients<B: Backend>(
         &self,
         device: &mut Device<'_, B>,

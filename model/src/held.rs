@@ -7,23 +7,25 @@ use tidemill_kernels::backend::ActivationElement;
 
 use crate::layout::{Layout, TENSOR_ALIGNMENT_ELEMENTS};
 
-/// Some of a range of elements, and where the first of them is.
+/// The part of a requested range that is held: its elements, and where the first of them lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     range: Range<usize>,
     start: usize,
 }
 
-/// Parts of the parameter arena, side by side in its order; and where activations are not fp32, what blocks read of these parts in
-/// fp32, side by side in a memory of its own.
+/// Parts of the parameter arena, side by side in its order. Where activations are not fp32, the
+/// tensors of these parts that blocks read in fp32 are held a second time, side by side in a memory
+/// of their own: the fp32 memory.
 ///
-/// In either memory, what is consecutive in the arena and held is consecutive too. Of what is read in fp32, each piece of a tensor begins
-/// at a multiple of [`TENSOR_ALIGNMENT_ELEMENTS`].
+/// In either memory, elements that are consecutive in the arena and held are consecutive too. In
+/// the fp32 memory each piece of a tensor begins at a multiple of [`TENSOR_ALIGNMENT_ELEMENTS`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     parts: Vec<Piece>,
     elements: usize,
-    /// What is there once more in fp32; `None` where activations are fp32, so that everything is there once.
+    /// The pieces of the fp32 memory; `None` where activations are fp32, so that everything is held
+    /// once.
     vectors: Option<Vec<Piece>>,
     vector_elements: usize,
 }
@@ -34,7 +36,7 @@ impl Held {
         Self::parts::<B>(layout, std::iter::once(0..layout.parameter_elements()))
     }
 
-    /// Of `layout` the `parts`, which are disjoint.
+    /// The parts `parts` of `layout`, which are disjoint.
     pub fn parts<B: Backend>(
         layout: &Layout,
         parts: impl IntoIterator<Item = Range<usize>>,
@@ -71,17 +73,17 @@ impl Held {
         self.elements
     }
 
-    /// The number of elements, with padding, of what is there once more in fp32.
+    /// The number of elements of the fp32 memory, padding included.
     pub fn vector_elements(&self) -> usize {
         self.vector_elements
     }
 
-    /// The parts, as elements of the arena and in its order.
+    /// The parts, as ranges of the arena and in its order.
     pub fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
         self.parts.iter().map(|part| &part.range)
     }
 
-    /// What is held of elements `range` of the arena.
+    /// The held pieces of elements `range` of the arena.
     pub fn within<'a>(
         &'a self,
         range: &Range<usize>,
@@ -89,18 +91,20 @@ impl Held {
         within(&self.parts, range).map(|(range, _)| range)
     }
 
-    /// Where elements `range` of the arena are; `None` where not all of them are held side by side. No elements are anywhere.
+    /// Where elements `range` of the arena lie; `None` where not all of them are held side by side.
+    /// An empty range is always held.
     pub fn place(&self, range: &Range<usize>) -> Option<Range<usize>> {
         place(&self.parts, range)
     }
 
-    /// Where elements `range` of the arena are in fp32, in the [memory](crate::Parameters::in_fp32) that blocks read in fp32; `None` as
-    /// above, or where they are not elements of one tensor that the layout says is read so.
+    /// Where elements `range` of the arena lie in the [memory](crate::Parameters::in_fp32) that
+    /// blocks read in fp32; `None` as above, or where they are not elements of one tensor that the
+    /// layout declares to be read in fp32.
     pub fn fp32_place(&self, range: &Range<usize>) -> Option<Range<usize>> {
         place(self.vectors.as_ref().unwrap_or(&self.parts), range)
     }
 
-    /// What is there once more in fp32 of elements `range` of the arena, and where.
+    /// The pieces of elements `range` of the arena that the fp32 memory holds, and where.
     pub(crate) fn vectors<'a>(
         &'a self,
         range: &Range<usize>,
@@ -108,7 +112,8 @@ impl Held {
         within(self.vectors.as_deref().unwrap_or(&[]), range)
     }
 
-    /// Where what is there once more in fp32 of elements `range` of the arena stands among all of that, with what pads it.
+    /// The range of the fp32 memory that holds elements `range` of the arena, padding between them
+    /// included.
     pub fn vector_range(&self, range: &Range<usize>) -> Range<usize> {
         let vectors = self.vectors.as_deref().unwrap_or(&[]);
         let place = |element: usize| {
@@ -122,7 +127,7 @@ impl Held {
     }
 }
 
-/// What `pieces` have of `range`, and where it is.
+/// The overlap of `pieces` with `range`, and where it lies.
 fn within<'a>(
     pieces: &'a [Piece],
     range: &Range<usize>,
@@ -155,7 +160,7 @@ mod tests {
 
     type InBf16 = Gpu<Emulator, Bf16>;
 
-    /// A table that is read both ways, a vector, a matrix, and two vectors.
+    /// A table that is read in both precisions, a vector, a matrix, and two vectors.
     fn layout() -> Layout {
         let mut layout = Layout::new();
         let only = layout.segment("only");
@@ -175,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_held_stands_side_by_side_in_the_order_of_the_arena() {
-        // They begin at 0, 48, 64, 128 and 160.
+        // The five tensors begin at 0, 48, 64, 128 and 160.
         let held = Held::parts::<InBf16>(&layout(), [140..165, 0..8, 8..20, 32..60, 30..30]);
         assert_eq!(held.ranges().cloned().collect::<Vec<_>>(), [0..20, 32..60, 140..165]);
         assert_eq!(held.elements(), 73);
@@ -189,7 +194,7 @@ mod tests {
         let within: Vec<_> = held.within(&(10..155)).collect();
         assert_eq!(within, [10..20, 32..60, 140..155]);
 
-        // Of the table two pieces, the norm, the end of the bias, and the scale.
+        // Two pieces of the table, the norm, the end of the bias, and the scale.
         assert_eq!(held.fp32_place(&(0..20)), Some(0..20));
         assert_eq!(held.fp32_place(&(32..40)), Some(32..40));
         assert_eq!(held.fp32_place(&(48..53)), Some(48..53));
@@ -200,7 +205,8 @@ mod tests {
             held.vectors(&(15..50)).collect::<Vec<_>>(),
             [(15..20, 15), (32..40, 32), (48..50, 48)]
         );
-        // Neighbours are neighbours there too, and all of it is somewhere.
+        // Elements that are neighbours in the arena are neighbours in the fp32 memory, and every
+        // element has a place.
         let cuts = [0, 8, 20, 32, 50, 60, 140, 144, 165, 176];
         let mut end = 0;
         for cut in cuts.windows(2) {

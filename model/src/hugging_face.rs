@@ -4,8 +4,9 @@
 //! - [`TensorFiles`] reads `.safetensors`, single or sharded, into arenas;
 //! - [`FileSet`] says which files a model is, and [`SafetensorsLayout`] plans each, so that it can be written chunk by chunk.
 //!
-//! Start at [`load`] and [`save`], which treat a whole model at once; checkpoints of a run are streamed with the
-//! parts. Nothing is ever written but fp32, and nothing but logical tensors: no padding, no copy of a tied tensor.
+//! Start at [`load`] and [`save`], which treat a whole model at once; checkpoints of a run stream
+//! their tensors through the parts above. Files are written in fp32 and hold logical tensors only:
+//! no padding, no copy of a tied tensor.
 
 mod config;
 mod decode;
@@ -33,17 +34,18 @@ use crate::family::ModelConfig;
 use crate::language_model::LanguageModel;
 use crate::layout::Layout;
 
-/// The file that says what a model is.
+/// The file with the config of a model.
 pub const CONFIG_FILE: &str = "config.json";
 
 /// The embedding table of Mamba, whose original name lacks an `s`.
 const EMBEDDING: &str = "backbone.embeddings.weight";
 const ORIGINAL_EMBEDDING: &str = "backbone.embedding.weight";
-/// A copy of the embedding in files of tied models, which transformers leaves out and others write.
+/// A copy of the embedding in files of tied models, which transformers leaves out and other
+/// programs write.
 const HEAD: &str = "lm_head.weight";
-/// Elements of two tensors that are compared at a time.
+/// The number of elements of two tensors that are compared at a time.
 const COMPARED_ELEMENTS: usize = 1 << 18;
-/// Elements that are written at a time.
+/// The number of elements that are written at a time.
 const WRITTEN_ELEMENTS: usize = 1 << 18;
 
 /// The model in `folder` and its parameter arena.
@@ -72,7 +74,8 @@ pub(crate) fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value> {
         .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))
 }
 
-/// Python writes a number without end as the bare word `Infinity`, which is no JSON: it becomes the text `"Infinity"`.
+/// Python writes infinity as the bare word `Infinity`, which is not JSON: it becomes the text
+/// `"Infinity"`.
 fn with_infinity_as_text(bytes: &[u8]) -> Cow<'_, [u8]> {
     const WORD: &[u8] = b"Infinity";
     if !bytes.windows(WORD.len()).any(|word| word == WORD) {
@@ -104,12 +107,12 @@ pub fn config_bytes(config: &Value) -> Vec<u8> {
 /// Reads the weights in `folder` into an arena of `layout`; padding is zero.
 ///
 /// # Errors
-/// Files that are missing or damaged, a tensor that is missing, of another shape or unknown, or a tied head that
-/// differs from the embedding.
+/// Files that are missing or damaged, a tensor that is missing, unknown or of another shape, or a
+/// tied head that differs from the embedding.
 pub fn read_weights(folder: &Path, layout: &Layout) -> Result<Vec<f32>> {
     let mut files = TensorFiles::open_folder(folder)?;
     files.rename(ORIGINAL_EMBEDDING, EMBEDDING);
-    // All shapes are checked before memory is taken for what a config promises.
+    // All shapes are checked before memory is allocated for the sizes that a config claims.
     files.check(layout, "")?;
     let known = |name: &str| layout.tensors().iter().any(|tensor| tensor.name == name);
     let unknown: Vec<_> = files.names().filter(|name| !known(name)).map(str::to_owned).collect();
@@ -150,7 +153,8 @@ fn equal(files: &TensorFiles, a: &str, b: &str) -> Result<bool> {
 /// Writes `config.json` and `model.safetensors`, or the files that a larger model is cut into, into the existing folder
 /// `folder`.
 ///
-/// Not atomic: a reader may see half of it. Checkpoints of a run are written aside and renamed by their owner.
+/// Not atomic: a reader may see half of it. A run writes its checkpoints to a temporary folder and
+/// renames them.
 ///
 /// # Errors
 /// An arena of another length, or a file that cannot be written.
@@ -158,7 +162,7 @@ pub fn save(folder: &Path, config: &Value, layout: &Layout, arena: &[f32]) -> Re
     save_in_files(folder, config, layout, arena, FILE_BYTES)
 }
 
-/// As [`save`], with files of other than [`FILE_BYTES`].
+/// As [`save`], with another limit than [`FILE_BYTES`] on the size of files.
 ///
 /// # Errors
 /// As [`save`].
@@ -175,7 +179,7 @@ pub fn save_in_files(
     }
     let set = FileSet::new(layout, "model", &[""], file_bytes);
     let index = set.index();
-    // Of a model that was here before, a reader would take this first.
+    // A reader would prefer this index of an earlier, larger model to the new file.
     let other = folder.join(if index.is_some() { SINGLE_FILE } else { INDEX_FILE });
     match std::fs::remove_file(&other) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(writing(&other, error)),
@@ -190,7 +194,7 @@ pub fn save_in_files(
         let path = folder.join(name);
         let mut file = File::create(&path).map_err(|source| writing(&path, source))?;
         file.write_all(plan.header_bytes()).map_err(|source| writing(&path, source))?;
-        // File order, not arena order, so that one pass without seeks writes it.
+        // Tensors in file order, not arena order, so that one pass without seeks writes the file.
         for tensor in plan.tensors() {
             let tensor = layout.tensors().iter().find(|it| it.name == tensor.name);
             let values = tensor.map_or(&[][..], |tensor| &arena[tensor.range()]);

@@ -1,8 +1,8 @@
-//! Hybrids: Mamba blocks and attention blocks in one list, as a pattern of letters says.
+//! Hybrids: Mamba blocks and attention blocks in one list, in the order of a pattern of letters.
 //!
-//! Mamba blocks are those of [`mamba`](mod@crate::mamba). Attention blocks have norms by the root mean square, no biases, an MLP
-//! with GELU, and no positions of their own: the Mamba blocks between them tell positions apart, as in Jamba
-//! (Lieber et al., 2024).
+//! Mamba blocks are those of [`mamba`](mod@crate::mamba). Attention blocks have norms by the root
+//! mean square, no biases, an MLP with GELU, and no positional encoding: the Mamba blocks between
+//! them carry the positions, as in Jamba (Lieber et al., 2024).
 
 pub mod config;
 

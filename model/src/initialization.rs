@@ -1,8 +1,9 @@
 //! Initial parameters: a pure function of the seed and of each tensor's name.
 //!
-//! Every tensor draws from a ChaCha stream of its own, keyed by the seed and a hash of its name, so that adding a
-//! tensor or a block changes no other tensor. Uniforms are made of integers and all transcendental functions come from
-//! `libm`, so the same seed gives the same bits on every platform.
+//! Every tensor draws from a ChaCha stream of its own, keyed by the seed and a hash of its name, so
+//! that adding a tensor or a block changes no other tensor. Uniform numbers are made from integers
+//! and all transcendental functions come from `libm`, so the same seed gives the same bits on every
+//! platform.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -28,18 +29,18 @@ pub enum Initializer {
     LogOfColumn,
     /// `ln(a)`, a uniform in `[least, most)`: Mamba-2's `A_log`.
     LogOfUniform {
-        /// The least drawn.
+        /// The least value that is drawn.
         least: f64,
-        /// Above the largest drawn.
+        /// An upper bound that is not drawn itself.
         most: f64,
     },
     /// `softplus^-1(dt)` where `dt` is log-uniform in `[least, most]` but at least `floor`: the bias of Mamba's step sizes.
     InverseSoftplusOfLogUniform {
-        /// The least step size drawn.
+        /// The least step size that is drawn.
         least: f64,
-        /// The largest step size drawn.
+        /// The largest step size that is drawn.
         most: f64,
-        /// Smaller draws are raised to this.
+        /// Smaller draws are raised to this value.
         floor: f64,
     },
 }

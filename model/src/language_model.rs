@@ -4,12 +4,13 @@
 //! tokens -> embedding -> block 0 -> ... -> block n-1 -> norm, head -> loss of every row
 //! ```
 //!
-//! [`LanguageModel`] holds what all families share: it moves tokens to the device, walks the list of blocks forward and
-//! backward, and sums losses grain by grain. Blocks are of any kinds ([`AnyBlock`]), those of this crate and those of others side by side. A
-//! family is a file that lists its blocks, such as [`mamba`](mod@crate::mamba). No parallelism is known here.
+//! [`LanguageModel`] holds what all families share: it moves tokens to the device, runs the list of
+//! blocks forward and backward, and sums losses grain by grain. Blocks are of any kinds
+//! ([`AnyBlock`]), from this crate and from others side by side. A family is a file that lists its
+//! blocks, such as [`mamba`](mod@crate::mamba). This module knows nothing of parallelism.
 //!
-//! The input of every block is kept until its backward pass has run; everything else that must be kept is the block's own
-//! matter, unless the model is told to form it again ([`Recompute`]).
+//! The input of every block is kept until its backward pass has run; each block keeps whatever else
+//! it needs, unless the model is told to recompute that ([`Recompute`]).
 
 mod assemble;
 mod batch;
@@ -52,16 +53,16 @@ pub struct LanguageModel<B: Backend> {
     embedding_place: Place,
     positions: Option<Positions>,
     blocks: BlockList<B>,
-    /// One for each of them.
+    /// The places of the blocks, one for each.
     block_places: Vec<Place>,
     head: Head,
-    /// The segments of norm and table.
+    /// The segments of the head: that of its norm and that of its table.
     head_segments: [usize; 2],
     /// The index of the head among the blocks.
     head_block: usize,
 }
 
-/// Where a block of one segment stands in the layout.
+/// The place in the layout of a block with one segment.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     segment: usize,
@@ -72,7 +73,7 @@ struct Place {
 /// Activations and scratch of a [`LanguageModel`].
 pub struct Workspace<B: Backend> {
     batch: Batch<B>,
-    /// Of a model with learned positions.
+    /// Present in a model with learned positions.
     position_indices: Option<PositionIndices<B>>,
     /// `residuals[i][b t, d]`: the input of block i; the last is the head's.
     residuals: Vec<B::Buffer<f32>>,
@@ -82,7 +83,7 @@ pub struct Workspace<B: Backend> {
     grad: ResidualGradient<B>,
 }
 
-/// What a forward pass leaves of every row.
+/// The result that a forward pass leaves for every row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Losses,
@@ -90,18 +91,19 @@ enum Wanted {
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// As it is, but keeping or forming again what blocks leave for backward as `recompute` says.
+    /// The same model, with `recompute` saying whether blocks keep or recompute the values that
+    /// backward needs.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
         self
     }
 
-    /// What blocks form again in place of keeping it.
+    /// Whether blocks keep or recompute the values that backward needs.
     pub fn recompute(&self) -> Recompute {
         self.recompute
     }
 
-    /// What does not depend on the backend: the parameters and the `config.json`.
+    /// The parts that do not depend on the backend: the parameters and the `config.json`.
     pub(crate) fn into_parameters(self) -> (ParameterList, Value) {
         (self.parameters, self.config_json)
     }
@@ -136,7 +138,7 @@ impl<B: Backend> LanguageModel<B> {
         self.blocks.as_slice()
     }
 
-    /// The same, and which of them share memory.
+    /// The blocks between embedding and head, and which of them share memory.
     pub(crate) fn block_list(&self) -> &BlockList<B> {
         &self.blocks
     }
@@ -200,7 +202,8 @@ impl<B: Backend> LanguageModel<B> {
     /// The loss of every row of a microbatch, `[b, t]` in nats: the negative log-probability of its target, 0
     /// where that is ignored.
     ///
-    /// # Errors
+    /// Tokens outside the vocabulary, a microbatch larger than the workspace, or a device that
+    /// fails.
     /// Tokens outside the vocabulary, a microbatch larger than the workspace, or a device that fails.
     pub fn row_losses(
         &self,
@@ -240,7 +243,7 @@ impl<B: Backend> LanguageModel<B> {
         }
     }
 
-    /// Checks a microbatch and moves it to the device.
+    /// Checks a microbatch and copies it to the device.
     fn upload(
         &self,
         device: &mut Device<'_, B>,
@@ -256,12 +259,12 @@ impl<B: Backend> LanguageModel<B> {
         Ok(())
     }
 
-    /// The parameters of the head's norm, then those of its table. The head was entered before.
+    /// The parameters of the head's norm, then those of its table. The head must have been entered.
     fn lease_head<'a>(&self, parameters: &'a dyn ParameterSource<B>) -> Result<[Lease<'a, B>; 2]> {
         Ok([parameters.lease(self.head.norm_use)?, parameters.lease(self.head.table_use)?])
     }
 
-    /// From tokens to the head's input.
+    /// Runs the model from the tokens to the head's input.
     fn run_blocks(
         &self,
         device: &mut Device<'_, B>,
@@ -292,7 +295,7 @@ impl<B: Backend> LanguageModel<B> {
         Ok(())
     }
 
-    /// From the gradient of the head's input to that of the embedding table.
+    /// Runs backward from the gradient of the head's input to that of the embedding table.
     fn run_blocks_backward(
         &self,
         device: &mut Device<'_, B>,
@@ -312,7 +315,8 @@ impl<B: Backend> LanguageModel<B> {
             let (lost, saved) = (saved.is_lost(index), saved.fill(index));
             let scratch = self.blocks.shared(scratch, index);
             if lost {
-                // Writes the same bits again over the block's output, which nothing reads any more.
+                // The forward pass runs once more and writes the same bits to the block's output,
+                // which is not read again.
                 entry.forward(device, &mut outputs[0], pass, saved, scratch)?;
             }
             let lane = sink.accumulator(use_index);
@@ -441,7 +445,8 @@ impl<B: Backend> Trainable<B> for LanguageModel<B> {
         self.head.forward_backward(device, losses, grad, &pass, head, sink)?;
         sink.block_done(device, self.head_block)?;
         self.run_blocks_backward(device, workspace, parameters, shape, sink)?;
-        // Read last: on a device with a queue of its own, reading waits for everything before it.
+        // The losses are read last: on a device with a queue, a read waits for all work enqueued
+        // before it.
         let losses = workspace.batch.read_losses(device, shape)?;
         Ok(grain_losses(&losses, workspace.batch.host_targets(), microbatch))
     }

@@ -6,13 +6,14 @@
 //! and each [`Use`] has a gradient slot of its own: a tied embedding has two. The gradients of all
 //! uses stand in a second arena, in block order.
 //!
-//! A layout also says in which precision blocks read each tensor ([`Reading`]), so that a source of parameters which holds those of
-//! a block only while it runs holds them in that precision alone. A tied table is read in fp32 by the block that looks up its rows
-//! and in activation precision by the block that multiplies by it: there each use says how it reads. What a block reads forward
-//! alone is said of the use as well ([`Passes`]).
+//! A layout also declares in which precision blocks read each tensor ([`Reading`]), so that a
+//! source that holds the parameters of a block only while the block runs holds them in that
+//! precision alone. A tied table is read in fp32 by the block that looks up its rows and in
+//! activation precision by the block that multiplies by it: there each use declares its own
+//! reading. A use also declares whether its block reads it in the forward pass alone ([`Passes`]).
 //!
-//! Padding (to 16 elements between tensors, and of a vocabulary to a multiple of 8 rows) exists in memory only: it is zero,
-//! its gradient is zero, and no file ever holds it.
+//! Padding (to 16 elements between tensors, and of a vocabulary to a multiple of 8 rows) exists in
+//! memory only: it is zero, its gradient is zero, and files leave it out.
 
 use std::ops::Range;
 
@@ -21,44 +22,45 @@ use crate::parameter_source::Direction;
 /// Tensors start at multiples of this many elements: 64 bytes of fp32.
 pub const TENSOR_ALIGNMENT_ELEMENTS: usize = 16;
 
-/// Whether the optimizer decays a tensor.
+/// Whether weight decay applies to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// Multiplied by the decay factor before each update.
     Decayed,
-    /// Left alone: vectors, and Mamba's `A_log`.
+    /// No decay: vectors, and Mamba's `A_log`.
     Exempt,
 }
 
 /// In which precision blocks read a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// In fp32, by [`Lease::vector`](crate::Lease::vector): vectors, and tables that are looked up.
+    /// In fp32, by [`Lease::vector`](crate::Lease::vector): vectors, and tables for lookup.
     Fp32,
-    /// In activation precision, by [`Lease::weight`](crate::Lease::weight): what matrix products read.
+    /// In activation precision, by [`Lease::weight`](crate::Lease::weight): the operands of matrix
+    /// products.
     Activation,
     /// In both.
     Both,
 }
 
 impl Reading {
-    /// Whether it is read in fp32.
+    /// Whether blocks read it in fp32.
     pub fn is_fp32(self) -> bool {
         matches!(self, Self::Fp32 | Self::Both)
     }
 
-    /// Whether it is read in activation precision.
+    /// Whether blocks read it in activation precision.
     pub fn is_activation(self) -> bool {
         matches!(self, Self::Activation | Self::Both)
     }
 }
 
-/// In which passes of its block a use is read.
+/// In which passes a block reads a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
     /// Forward and backward.
     Both,
-    /// Forward alone: tables that are looked up, of which no gradient depends on a value.
+    /// Forward alone: tables for lookup, whose values enter no gradient.
     Forward,
 }
 
@@ -73,11 +75,11 @@ pub struct Tensor {
     pub offset: usize,
     /// Elements in the arena: those of `shape`, then padding rows.
     pub stored_elements: usize,
-    /// What the rows in the arena are a multiple of: more than 1 where it is a table.
+    /// The number that the rows in the arena are a multiple of: more than 1 for tables.
     pub row_multiple: usize,
     /// Whether weight decay applies.
     pub decay: Decay,
-    /// In which precisions blocks read it, all uses together.
+    /// In which precisions blocks read it, over all uses.
     pub reading: Reading,
 }
 
@@ -87,12 +89,13 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Rows and columns, those of the first dimension and those of all others together: of a vector its elements and 1.
+    /// Rows and columns of the tensor as a matrix: its first dimension, and the product of all
+    /// others. A vector has one column.
     pub fn matrix(&self) -> [usize; 2] {
         [self.shape.first().copied().unwrap_or(1), self.shape.iter().skip(1).product()]
     }
 
-    /// Whether it is a matrix of a hidden layer: of two dimensions, read by products, and no table.
+    /// Whether it is a matrix of a hidden layer: two dimensions, read by products, and not a table.
     pub fn is_hidden_matrix(&self) -> bool {
         self.shape.len() == 2 && self.row_multiple == 1 && self.reading != Reading::Fp32
     }
@@ -102,7 +105,8 @@ impl Tensor {
         self.offset..self.offset + self.elements()
     }
 
-    /// The range of all its elements in the arena, padding rows included: what blocks read.
+    /// The range of all its elements in the arena, padding rows included: the range that blocks
+    /// read.
     pub fn stored_range(&self) -> Range<usize> {
         self.offset..self.offset + self.stored_elements
     }
@@ -128,7 +132,8 @@ pub struct Use {
     pub segment: usize,
     /// The first element in the gradient arena; the slot is as long as the segment.
     pub gradient_offset: usize,
-    /// In which precision this block reads the segment's tensors; `None`: as each tensor says.
+    /// In which precision this block reads the segment's tensors; `None` for the reading that each
+    /// tensor declares.
     pub reading: Option<Reading>,
     /// In which passes this block reads the segment.
     pub passes: Passes,
@@ -167,7 +172,7 @@ impl Layout {
     /// [`set_reading`](Self::set_reading) says otherwise.
     ///
     /// # Panics
-    /// When no segment is open: a layout is written by a model, not by input.
+    /// When no segment is open. Input cannot cause this: layouts are built by models.
     pub fn tensor(
         &mut self,
         name: impl Into<String>,
@@ -197,8 +202,9 @@ impl Layout {
         self.tensors.len() - 1
     }
 
-    /// Says in which precision blocks read a tensor. Where parameters are sharded, this is what is gathered before a block runs,
-    /// and a block that reads another precision gets an error.
+    /// Declares in which precision blocks read a tensor. Where parameters are sharded, the tensor
+    /// is gathered in this precision before a block runs, and a block that reads another precision
+    /// gets an error.
     ///
     /// # Panics
     /// When the layout has no such tensor.
@@ -206,8 +212,9 @@ impl Layout {
         self.tensors[tensor].reading = reading;
     }
 
-    /// Says in which precision one block reads the tensors of one segment: for a segment that blocks read in different
-    /// precisions. The other uses of the segment are read as its tensors say.
+    /// Declares in which precision one block reads the tensors of one segment: for a segment that
+    /// blocks read in different precisions. The other uses of the segment keep the reading that its
+    /// tensors declare.
     ///
     /// # Panics
     /// When the layout has no such use.
@@ -215,7 +222,8 @@ impl Layout {
         self.uses[use_index].reading = Some(reading);
     }
 
-    /// Says in which passes one block reads one segment: in [both](Passes::Both) until this says otherwise.
+    /// Declares in which passes one block reads one segment; without a declaration, in
+    /// [both](Passes::Both).
     ///
     /// # Panics
     /// When the layout has no such use.
@@ -256,8 +264,8 @@ impl Layout {
         &self.uses
     }
 
-    /// The uses of `block` that are read once it is entered in `direction`, in order. Of the last block these are all of them,
-    /// as both its passes may run in it then.
+    /// The uses of `block` that the block reads once it is entered in `direction`, in order. For
+    /// the last block these are all of its uses, as one entry may run both its passes.
     pub fn read_uses(&self, block: usize, direction: Direction) -> impl Iterator<Item = usize> {
         let first = self.uses.partition_point(|of| of.block < block);
         let of_block = self.uses[first..].iter().take_while(move |of| of.block == block);
@@ -265,7 +273,7 @@ impl Layout {
         read.map(|(use_index, _)| use_index)
     }
 
-    /// Whether a use is read once its block is entered in `direction`.
+    /// Whether a block entered in `direction` reads the use.
     pub(crate) fn is_read(&self, of_block: &Use, direction: Direction) -> bool {
         let is_last = of_block.block + 1 == self.blocks.len();
         is_last || direction == Direction::Forward || of_block.passes == Passes::Both
@@ -359,7 +367,7 @@ mod tests {
         let (forward, backward) = (Direction::Forward, Direction::Backward);
         assert_eq!([reads(0, forward), reads(0, backward)], [vec![0, 1], vec![1]]);
         assert_eq!([reads(1, forward), reads(1, backward)], [vec![2, 3], vec![3]]);
-        // Both passes of the last run in it.
+        // Both passes of the last block run in one entry.
         assert_eq!([reads(2, forward), reads(2, backward)], [vec![4, 5], vec![4, 5]]);
         assert!(reads(3, forward).is_empty());
     }

@@ -1,8 +1,9 @@
-//! The parameters of one segment, lent for as long as a block runs.
+//! A lease: the parameters of one segment, readable for as long as a block runs.
 //!
-//! A block asks for a tensor by its place in the segment and by the precision in which it reads it; the lease knows where that
-//! is in memory. Whole parameters hold every tensor at its place, in both precisions. A source that holds no more than blocks
-//! read has the tensors of a use side by side, as a [`Packing`] says.
+//! A block asks for a tensor by its place in the segment and by the precision in which it reads it;
+//! the lease finds it in memory. Whole parameters hold every tensor at its place, in both
+//! precisions. A source that holds only the tensors that blocks read keeps the tensors of a use
+//! side by side, as a [`Packing`] describes.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::layout::{Layout, Reading, TENSOR_ALIGNMENT_ELEMENTS, Tensor};
 pub struct Lease<'a, B: Backend> {
     fp32: Slice<'a, B, f32>,
     activation: Slice<'a, B, B::Activation>,
-    /// Where tensors are in the two; `None` where each holds the whole segment.
+    /// Where tensors lie in the two memories; `None` where each memory holds the whole segment.
     packing: Option<&'a Packing>,
 }
 
@@ -32,8 +33,8 @@ impl<'a, B: Backend> Lease<'a, B> {
         Self { fp32: master, activation: copies, packing: None }
     }
 
-    /// The tensors of one use of a segment, from the start of each memory on, as `packing` says. The memories begin at multiples
-    /// of [`TENSOR_ALIGNMENT_ELEMENTS`].
+    /// The tensors of one use of a segment, from the start of each memory on, as `packing`
+    /// describes. Both memories begin at multiples of [`TENSOR_ALIGNMENT_ELEMENTS`].
     ///
     /// # Errors
     /// Memory that is shorter than the packing.
@@ -50,8 +51,9 @@ impl<'a, B: Backend> Lease<'a, B> {
     /// The fp32 parameters at `place`, counted inside the segment.
     ///
     /// # Errors
-    /// A place that leaves the segment. Of a [packed](Self::packed) lease also a place that is not inside one tensor, or several that are neighbours
-    /// in memory too, or that is of a tensor which the layout does not say is read in fp32.
+    /// A place outside the segment. In a [packed](Self::packed) lease also a place that covers
+    /// neither part of one tensor nor several tensors that are neighbours in memory too, and a
+    /// place in a tensor that the layout does not declare to be read in fp32.
     pub fn vector(&self, place: &Range<usize>) -> Result<Slice<'a, B, f32>> {
         let start = match self.packing {
             None => place.start,
@@ -63,9 +65,10 @@ impl<'a, B: Backend> Lease<'a, B> {
     /// `weight[rows, columns]` at `place`, counted inside the segment, as matrix products read it.
     ///
     /// # Errors
-    /// A place that leaves the segment, or a matrix that is larger than its place. Of a [packed](Self::packed) lease also a place
-    /// that is not inside one tensor, or several that are neighbours in memory too, or that is of a tensor which the layout does not say
-    /// is read in activation precision.
+    /// A place outside the segment, or a matrix that is larger than its place. In a
+    /// [packed](Self::packed) lease also a place that covers neither part of one tensor nor several
+    /// tensors that are neighbours in memory too, and a place in a tensor that the layout does not
+    /// declare to be read in activation precision.
     pub fn weight(
         &self,
         place: &Range<usize>,
@@ -82,14 +85,14 @@ impl<'a, B: Backend> Lease<'a, B> {
     }
 }
 
-/// Where the tensors of a use are in memory that holds what its block reads and nothing else: one memory for each precision,
-/// in each the tensors that are read in it, side by side in arena order.
+/// Where the tensors of a use lie in memory that holds only the tensors that its block reads: one
+/// memory for each precision, with the tensors read in that precision side by side in arena order.
 ///
-/// Each tensor begins at a multiple of [`TENSOR_ALIGNMENT_ELEMENTS`], as in the arena: matrix libraries choose their algorithms
-/// by alignment, and another algorithm gives other bits.
+/// Each tensor begins at a multiple of [`TENSOR_ALIGNMENT_ELEMENTS`], as in the arena: matrix
+/// libraries choose their algorithms by alignment, and another algorithm gives other bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// The segment, for messages.
+    /// The name of the segment, for error messages.
     segment: String,
     tensors: Vec<PackedTensor>,
     fp32_elements: usize,
@@ -105,14 +108,15 @@ pub struct PackedTensor {
     pub range: Range<usize>,
     /// Its elements counted inside the segment.
     place: Range<usize>,
-    /// Its first element in the fp32 memory, where it is read in fp32.
+    /// Its first element in the fp32 memory, where blocks read it in fp32.
     pub fp32_start: Option<usize>,
-    /// Its first element in the memory of activation precision, where it is read in that.
+    /// Its first element in the memory of activation precision, where blocks read it in that
+    /// precision.
     pub activation_start: Option<usize>,
 }
 
 impl Packing {
-    /// What the block of use `use_index` of `layout` reads of the use's segment.
+    /// The tensors that the block of use `use_index` of `layout` reads of its segment.
     ///
     /// # Panics
     /// When the layout has no such use.
@@ -138,11 +142,12 @@ impl Packing {
         Self { segment: segment.name.clone(), tensors, fp32_elements, activation_elements }
     }
 
-    /// Segment `segment` of `layout`, of which all stands at its place in the memory of activation precision, and what any block reads
-    /// in fp32 side by side in the other.
+    /// The packing of segment `segment` of `layout` in which all tensors stand at their places in
+    /// the memory of activation precision, and the tensors that any block reads in fp32 stand side
+    /// by side in the other memory.
     ///
     /// # Panics
-    /// On a segment that there is not.
+    /// When the layout has no such segment.
     pub fn of_segment(layout: &Layout, segment: usize) -> Self {
         let segment = &layout.segments()[segment];
         let mut fp32_elements = 0;
@@ -182,8 +187,8 @@ impl Packing {
         self.activation_elements
     }
 
-    /// Where the elements at `place` of the segment begin in the memory of `precision`, in which a tensor begins where
-    /// `start_of` says.
+    /// Where the elements at `place` of the segment begin in the memory of `precision`; `start_of`
+    /// gives the first element of a tensor in that memory.
     fn start(
         &self,
         place: &Range<usize>,
@@ -195,7 +200,7 @@ impl Packing {
         let Some((start, tensor)) = tensor.and_then(&start_of).zip(tensor) else {
             return Err(self.refuse(place, precision, tensor));
         };
-        // Tensors that are neighbours here as in the segment are one.
+        // Tensors that are neighbours in this memory and in the segment count as one.
         let mut end = tensor.place.end;
         for next in &self.tensors[first + 1..] {
             let is_neighbour = next.place.start == end
@@ -242,7 +247,7 @@ mod tests {
     use super::*;
     use crate::layout::Decay;
 
-    /// Three tensors, read in fp32, in activation precision and in both.
+    /// Three tensors: read in fp32, in activation precision, and in both.
     fn layout() -> Layout {
         let mut layout = Layout::new();
         let segment = layout.segment("only");
@@ -336,7 +341,7 @@ mod tests {
         let both = lease.weight(&(0..64), 8, 8).expect("q and k");
         assert_eq!((both.start(), both.shape()), (0, [8, 8]));
         assert_eq!(lease.weight(&(80..112), 4, 8).expect("v alone").start(), 64);
-        // With a tensor between that is elsewhere, and with padding between.
+        // With a tensor between them that lies elsewhere, and with padding between them.
         for place in [32..112, 112..144] {
             lease.weight(&place, 1, place.len()).map(|_| ()).expect_err("no neighbours");
         }

@@ -2,14 +2,18 @@
 //!
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
 //!   [`Trainable`], for a [`sample`](mod@sample) of its own kind.
-//! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model gets them block by
-//!   block as a [`lease`] of a [`parameter_source`]; [`parameters`] are what of them is on a device.
-//! - [`language_model`] is what families share: an embedding, a list of [`block`](mod@block)s, a [`head`], losses grain by
-//!   grain. A kind of block is a folder, [`mamba`](mod@mamba) or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
-//!   blocks: [`mamba`](mod@mamba), [`mpt`], [`gpt_neo`], [`llama`], [`hybrid`]; a [`blueprint`] is a model of one before it is on a backend.
-//! - [`settings`] and [`preset`] say what the `[model]` table of a run means; [`optimizer`] and [`schedule`] are the
-//!   tables of the same names.
-//! - [`hugging_face`] reads and writes models as transformers does; [`generation`] and [`score`] use them.
+//! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model
+//!   gets them block by block as a [`lease`] from a [`parameter_source`]; [`parameters`] are the
+//!   ones that a device holds.
+//! - [`language_model`] holds what families share: an embedding, a list of [`block`](mod@block)s, a
+//!   [`head`], losses grain by grain. A kind of block is a folder, [`mamba`](mod@mamba), [`mamba2`]
+//!   or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
+//!   blocks: [`mamba`](mod@mamba), [`mamba2`], [`mpt`], [`gpt_neo`], [`llama`], [`hybrid`]; a
+//!   [`blueprint`] is a model of a family before it is placed on a backend.
+//! - [`settings`] and [`preset`] define the `[model]` table of a run; [`optimizer`] and
+//!   [`schedule`] define the tables of the same names.
+//! - [`hugging_face`] reads and writes models in the format of transformers; [`generation`] and
+//!   [`score`] run them.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! A linear map of rows, with or without a bias: `out = input weight^T + bias`.
 //!
-//! Products are of activations; those that end in the residual stream are added to it in fp32.
+//! Products are computed in activation precision; a map that ends in the residual stream adds to it
+//! in fp32.
 
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ pub struct Linear {
 /// A linear map that a model adds to its newest segment.
 #[derive(Clone, Debug)]
 pub struct NewLinear {
-    /// What its tensors are called in files, up to `.weight` and `.bias`.
+    /// The name of its tensors in files, up to `.weight` and `.bias`.
     pub name: String,
     /// Elements of an input row.
     pub inputs: usize,
@@ -43,12 +44,13 @@ pub struct NewLinear {
     pub standard_deviation: f64,
 }
 
-/// Which of a backend's products a map takes. Their sums have different orders, and so different bits.
+/// Which of a backend's products a map uses. Their sums have different orders, and so different
+/// bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// The matrix library's, fast for many rows: training's, and those of tokens that are given.
+    /// The product of the matrix library, fast for many rows: for training and for given tokens.
     Library,
-    /// [`ordered_matmul`](Backend::ordered_matmul), fast for few rows: those of tokens that were chosen.
+    /// [`ordered_matmul`](Backend::ordered_matmul), fast for few rows: for chosen tokens.
     Ordered,
 }
 
@@ -138,7 +140,7 @@ impl Linear {
         self.bias.as_ref().map(|place| parameters.vector(place)).transpose()
     }
 
-    /// `out[rows, outputs] = input[rows, inputs] weight^T`: the bias is left to what reads `out`.
+    /// `out[rows, outputs] = input[rows, inputs] weight^T`: the reader of `out` adds the bias.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -177,8 +179,8 @@ impl Linear {
         Ok(())
     }
 
-    /// `out[rows, outputs] = residual[rows, outputs] + input[rows, inputs] weight^T + bias`: how the last map of a block ends in the residual
-    /// stream.
+    /// `out[rows, outputs] = residual[rows, outputs] + input[rows, inputs] weight^T + bias`: how
+    /// the last map of a block adds to the residual stream.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -196,7 +198,8 @@ impl Linear {
         Ok(backend.matmul_onto(stream, out, residual, input, weight, bias)?)
     }
 
-    /// `residual[rows, outputs] = residual + input[rows, inputs] weight^T + bias`, in place: the same for generation.
+    /// `residual[rows, outputs] = residual + input[rows, inputs] weight^T + bias`, in place: the
+    /// form for generation.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -215,7 +218,8 @@ impl Linear {
         Ok(())
     }
 
-    /// `grad_input[rows, inputs] = grad_out[rows, outputs] weight`, in place of what it holds or added to it.
+    /// `grad_input[rows, inputs] = grad_out[rows, outputs] weight`, which overwrites `grad_input`
+    /// or is added to it.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -231,9 +235,10 @@ impl Linear {
         Ok(device.backend.matmul(device.stream, grad_input, grad_out, weight, output)?)
     }
 
-    /// Adds the gradients of weight and bias to `lane`, laid out as their segment, grain by grain: `grad_out^T input` of each, and the sums of the
-    /// columns of `grad_out`. `sides` are `grad_out[rows, outputs]` and `input[rows, inputs]`; `bias_gradients` has room for `[grains, outputs]`
-    /// where there is a bias.
+    /// Adds the gradients of weight and bias to `lane`, laid out as their segment, grain by grain:
+    /// for each grain `grad_out^T input`, and the sums of the columns of `grad_out`. `sides` are
+    /// `grad_out[rows, outputs]` and `input[rows, inputs]`; `bias_gradients` has room for `[grains,
+    /// outputs]` where there is a bias.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -253,8 +258,8 @@ impl Linear {
         self.add_bias_gradients(device, lane, bias_gradients, grains)
     }
 
-    /// Adds the gradient of the weight, `grad_out^T input`, to `lane`, laid out as their segment, grain by grain. The sides are
-    /// `grad_out[rows, outputs]` and `input[rows, inputs]`.
+    /// Adds the gradient of the weight, `grad_out^T input`, to `lane`, laid out as the weight's
+    /// segment, grain by grain. `sides` are `grad_out[rows, outputs]` and `input[rows, inputs]`.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -271,7 +276,7 @@ impl Linear {
         Ok(backend.weight_gradient_add(stream, weight, grad_out, input, grains)?)
     }
 
-    /// Where in `room` the gradients `[grains, outputs]` of the bias belong, if there is one.
+    /// The part of `room` for the gradients `[grains, outputs]` of the bias, if there is one.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -285,7 +290,7 @@ impl Linear {
         Ok(of_bias.transpose()?)
     }
 
-    /// Adds [`bias_gradients`](Self::bias_gradients), once they are formed, to `lane`.
+    /// Adds the [`bias_gradients`](Self::bias_gradients), once they are computed, to `lane`.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.

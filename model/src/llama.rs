@@ -45,7 +45,7 @@ impl Family for LlamaConfig {
     family_sizes!();
 }
 
-/// A norm of `width` elements, as all of the model's.
+/// A norm of `width` elements, with the settings that all norms of the model share.
 fn norm(name: String, config: &LlamaConfig, width: usize) -> NewNorm {
     NewNorm {
         name,

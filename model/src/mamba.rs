@@ -44,7 +44,7 @@ impl Family for MambaConfig {
     family_sizes!();
 }
 
-/// A norm as all of the model's.
+/// A norm with the settings that all norms of the model share.
 pub(crate) fn norm(name: &str, config: &MambaConfig) -> NewNorm {
     NewNorm {
         name: name.to_owned(),

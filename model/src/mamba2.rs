@@ -1,7 +1,8 @@
 //! Mamba-2 (Dao and Gu, 2024) as a list of blocks: embedding, Mamba-2 blocks, norm and head.
 //!
-//! Tensors have the names and shapes of `Mamba2ForCausalLM` in Hugging Face files, and the norm behind the gate is over all heads, as
-//! there; initial values are those of the reference implementation, `mamba2.py` of state-spaces.
+//! Tensors have the names and shapes of `Mamba2ForCausalLM` in Hugging Face files, and the norm
+//! behind the gate is over all heads, as in that class; initial values are those of the reference
+//! implementation, `mamba2.py` of state-spaces.
 
 mod backward;
 pub mod block;
@@ -42,7 +43,7 @@ impl Family for Mamba2Config {
     family_sizes!();
 }
 
-/// A norm of `width` columns, as all of the model's.
+/// A norm of `width` columns, with the settings that all norms of the model share.
 fn norm(name: String, width: usize, config: &Mamba2Config) -> NewNorm {
     NewNorm {
         name,

@@ -1,7 +1,8 @@
 //! MPT (MosaicML, 2023) as a list of blocks, as LLM Foundry defines it.
 //!
-//! Initial values are Foundry's defaults too: every linear map and table normal with a standard deviation of
-//! `sqrt(2 / fan_in)` (He et al., 2015), those that end in the residual stream divided by `sqrt(2 blocks)`.
+//! Initial values are Foundry's defaults too: every linear map and table normal with a standard
+//! deviation of `sqrt(2 / fan_in)` (He et al., 2015); maps that end in the residual stream have
+//! this divided by `sqrt(2 blocks)`.
 
 pub mod config;
 mod hugging_face;
@@ -48,7 +49,7 @@ impl Family for MptConfig {
     family_sizes!();
 }
 
-/// A norm as all of the model's.
+/// A norm with the settings that all norms of the model share.
 fn norm(name: String, config: &MptConfig) -> NewNorm {
     NewNorm {
         name,

@@ -5,9 +5,9 @@
 //! layer norm:        normed = (x - mean(x)) (variance(x) + eps)^-1/2 weight + bias
 //! ```
 //!
-//! A [`Norm`] knows where its parameters stand in their segment; blocks and head run it over the rows of the residual stream.
-//! Statistics are formed again before a backward pass wherever the norm is, so all norms of a width share one
-//! [`NormScratch`].
+//! A [`Norm`] knows where its parameters stand in their segment; blocks and head run it over the
+//! rows of the residual stream. A backward pass of a block recomputes its norms, statistics
+//! included, so all norms of one width share one [`NormScratch`].
 
 use std::ops::Range;
 
@@ -23,23 +23,23 @@ use crate::lease::Lease;
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
 use crate::trainable::Device;
 
-/// What a norm divides by.
+/// The statistic that a norm divides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// The root of the mean square.
     RootMeanSquare,
-    /// The standard deviation, the mean taken off first.
+    /// The standard deviation, after the mean has been subtracted.
     Layer,
 }
 
 /// A norm over rows of one width.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    /// What it divides by.
+    /// The statistic that it divides by.
     pub kind: NormKind,
-    /// `weight[d]` in its segment.
+    /// `weight[d]` in the segment.
     pub weight: Range<usize>,
-    /// `bias[d]` in its segment; layer norms alone have one.
+    /// `bias[d]` in the segment; only layer norms have one.
     pub bias: Option<Range<usize>>,
     /// d, elements of a row.
     pub width: usize,
@@ -50,11 +50,11 @@ pub struct Norm {
 /// A norm that a model adds to its newest segment.
 #[derive(Clone, Debug)]
 pub struct NewNorm {
-    /// What its tensors are called in files, up to `.weight` and `.bias`.
+    /// The name of its tensors in files, up to `.weight` and `.bias`.
     pub name: String,
-    /// What it divides by.
+    /// The statistic that it divides by.
     pub kind: NormKind,
-    /// Whether there is a bias, which a norm by the root mean square never has.
+    /// Whether there is a bias; a norm by the root mean square never has one.
     pub bias: Bias,
     /// d
     pub width: usize,
@@ -64,7 +64,8 @@ pub struct NewNorm {
 
 /// Memory of norms while they run, one after the other.
 pub struct NormScratch<B: Backend> {
-    /// `statistics[2, rows]`, of which the root mean square takes half: what forward leaves for backward.
+    /// `statistics[2, rows]`, written by forward for backward; the root mean square uses only the
+    /// first half.
     statistics: B::Buffer<f32>,
     /// `gradients[grains, d]` of the weight.
     weight_gradients: B::Buffer<f32>,
@@ -72,7 +73,7 @@ pub struct NormScratch<B: Backend> {
     bias_gradients: B::Buffer<f32>,
 }
 
-/// What a pass of a norm is given.
+/// The arguments of a pass of a norm.
 pub struct NormPass<'a, B: Backend> {
     /// The segment that holds the norm.
     pub parameters: Lease<'a, B>,
@@ -83,7 +84,8 @@ pub struct NormPass<'a, B: Backend> {
 }
 
 impl Norm {
-    /// What it launches: what [`Block::kernels`](crate::block::Block::kernels) of a block with such a norm names.
+    /// The kernels that norms launch, for [`Block::kernels`](crate::block::Block::kernels) of a
+    /// block with such a norm.
     pub fn kernels(&self) -> KernelGroup {
         match self.kind {
             NormKind::RootMeanSquare => KernelGroup::RmsNorm,
@@ -91,7 +93,7 @@ impl Norm {
         }
     }
 
-    /// Adds the tensors of a norm to the newest segment: ones and zeros.
+    /// Adds the tensors of a norm to the newest segment, with initial values of one and zero.
     ///
     /// # Panics
     /// When no segment is open.
@@ -115,7 +117,7 @@ impl Norm {
         Self { kind, weight, bias, width, eps }
     }
 
-    /// Memory for up to `grains`.
+    /// Memory for microbatches up to `grains`.
     ///
     /// # Errors
     /// A device without room.
@@ -145,7 +147,8 @@ impl Norm {
         Ok(shape(grains, self.width, self.eps)?)
     }
 
-    /// Writes `normed[rows, d]`, and leaves in the scratch what [`backward`](Self::backward) needs.
+    /// Writes `normed[rows, d]`, and leaves in the scratch the statistics that
+    /// [`backward`](Self::backward) needs.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -177,8 +180,9 @@ impl Norm {
         Ok(())
     }
 
-    /// Adds the gradient of the input to `grad`, whose rows are d wide, and those of the parameters to `lane`, laid out as their
-    /// segment, given `grad_normed[rows, d]`. The scratch is as [`forward`](Self::forward) left it for the same input.
+    /// Given `grad_normed[rows, d]`, adds the gradient of the input to `grad`, whose rows are d
+    /// wide, and those of the parameters to `lane`, laid out as their segment. The scratch must be
+    /// as [`forward`](Self::forward) left it for the same input.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.

@@ -1,7 +1,7 @@
-//! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
+//! Optimizers: the `[optimizer]` table, and the update rules that it names.
 //!
-//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none; the others are [`Lion`],
-//! [`Adafactor`] and [`Muon`]. A user's own rule is given to the training graph as they are.
+//! A [`rule`] is an update over named states. [`AdamW`] is the default; the others are [`Lion`],
+//! [`Adafactor`] and [`Muon`]. An embedder may give the training graph a rule of its own.
 
 mod adafactor;
 mod adamw;
@@ -37,7 +37,7 @@ use crate::layout::Layout;
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// Which optimizer, and how its weight decay scales with the learning rate.
+/// The optimizer, and how its weight decay scales with the learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerName {
@@ -47,16 +47,16 @@ pub enum OptimizerName {
     /// `p *= 1 - (learning_rate_t / learning_rate) * weight_decay`: the decay is absolute and follows the
     /// schedule alone (Composer's `DecoupledAdamW`).
     DecoupledAdamw,
-    /// [`Lion`]: one state in place of two, and updates that have the size of the learning rate.
+    /// [`Lion`]: one state instead of two, and updates that have the size of the learning rate.
     Lion,
-    /// [`Adafactor`]: states of rows and columns in place of elements.
+    /// [`Adafactor`]: states of rows and columns instead of elements.
     Adafactor,
-    /// [`Muon`]: momenta of hidden matrices made orthogonal, and AdamW for all else.
+    /// [`Muon`]: orthogonalized momenta for hidden matrices, and AdamW for all other tensors.
     Muon,
 }
 
 impl OptimizerName {
-    /// As configs write it.
+    /// The name in configs.
     pub fn word(self) -> &'static str {
         match self {
             Self::Adamw => "adamw",
@@ -68,39 +68,43 @@ impl OptimizerName {
     }
 }
 
-/// The `[optimizer]` table. What is not written depends on the name.
+/// The `[optimizer]` table. The defaults of absent keys depend on the name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Written")]
 pub struct OptimizerSettings {
     /// Which optimizer.
     pub name: OptimizerName,
-    /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4, of Adafactor 1e-2.
+    /// The base learning rate, which the schedule multiplies. Default 1e-3; Lion 1e-4, Adafactor
+    /// 1e-2.
     pub learning_rate: f64,
-    /// Decays of the first and the second moment: 0.9 and 0.95. Of Lion how much of the average is in an update, and its decay: 0.9 and
-    /// 0.99. Adafactor has none; Muon's are AdamW's, for what is no hidden matrix.
+    /// The decays of the first and the second moment. Default 0.9 and 0.95. For Lion the share of
+    /// the average in an update, and the average's decay: 0.9 and 0.99. Adafactor has none. Muon
+    /// uses them for tensors that AdamW updates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// Added to the root of the second moment: 1e-8. Of Adafactor to the square of a gradient: 1e-30. Lion has none.
+    /// Added to the root of the second moment: 1e-8. Adafactor adds it to the square of a gradient:
+    /// 1e-30. Lion has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
-    /// Weight decay of every tensor of two or more dimensions but `A_log`: 0.1, of Lion 1.0, whose learning rate it is multiplied by, of
-    /// Adafactor 0.
+    /// Weight decay of every tensor of two or more dimensions except `A_log`. Default 0.1; Lion
+    /// 1.0, because its smaller learning rate multiplies it; Adafactor 0.
     pub weight_decay: f64,
-    /// The norm that the mean gradient is clipped to: 1. Clipping cannot be left out, since a run whose gradient
-    /// explodes once is lost; a large number switches it off.
+    /// The norm that the mean gradient is clipped to: 1. Clipping is always on, since a run whose
+    /// gradient explodes once is lost; a large number has the effect of none.
     pub clip_norm: f64,
-    /// `[optimizer.adafactor]`, where that is the name.
+    /// `[optimizer.adafactor]`, for that name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adafactor: Option<AdafactorSettings>,
-    /// `[optimizer.muon]`, where that is the name.
+    /// `[optimizer.muon]`, for that name only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muon: Option<MuonSettings>,
-    /// `[[optimizer.groups]]`: tensors, by name, whose updates have something of their own.
+    /// `[[optimizer.groups]]`: tensors, by name, with a learning rate or a weight decay of their
+    /// own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<GroupSettings>,
 }
 
-/// The `[optimizer]` table as it is written.
+/// The `[optimizer]` table as a user writes it.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Written {
@@ -144,7 +148,7 @@ pub fn clip_coefficient(norm: f64, clip_norm: f64) -> f64 {
 }
 
 impl OptimizerSettings {
-    /// What an optimizer has where nothing else is written.
+    /// The settings of an optimizer where a table gives only its name.
     pub fn of(name: OptimizerName) -> Self {
         let adamw = Self {
             name,
@@ -159,7 +163,8 @@ impl OptimizerSettings {
         };
         match name {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => adamw,
-            // The paper's betas; its updates are larger, so that the rate is a tenth and decays as much as ever.
+            // The paper's betas. Lion's updates are larger than AdamW's, so the rate is a tenth,
+            // and the decay ten times as large to keep their product.
             OptimizerName::Lion => Self {
                 learning_rate: 1e-4,
                 betas: Some([0.9, 0.99]),
@@ -167,7 +172,7 @@ impl OptimizerSettings {
                 weight_decay: 1.0,
                 ..adamw
             },
-            // The paper's constants, and as the rate the most that its own schedule has.
+            // The paper's constants; the learning rate is the maximum of the paper's own schedule.
             OptimizerName::Adafactor => Self {
                 learning_rate: 1e-2,
                 betas: None,
@@ -180,7 +185,7 @@ impl OptimizerSettings {
         }
     }
 
-    /// Checks every value; whether groups match is known [with a model](update_terms).
+    /// Checks every value. Whether groups match any tensor is checked [with a model](update_terms).
     ///
     /// # Errors
     /// A value that no update can use, named by its key.
@@ -199,7 +204,7 @@ impl OptimizerSettings {
         let expected = "a finite number of at least 0";
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
         let none = |key: &str, found: String| {
-            let expected = format!("none, as {} has no such", self.name.word());
+            let expected = format!("no value, as {} has no such setting", self.name.word());
             Err(ModelError::config(format!("optimizer.{key}"), expected, found))
         };
         match (self.name, self.betas) {
@@ -239,7 +244,7 @@ impl OptimizerSettings {
         clip_coefficient(norm, self.clip_norm)
     }
 
-    /// What parameters are multiplied by before an update of these numbers: 1 where their decay is 0.
+    /// The factor on parameters before an update with these scalars: 1 where their decay is 0.
     pub fn decay_factor(&self, scalars: &UpdateScalars) -> f64 {
         let weight_decay = scalars.weight_decay.or_of_rule(self.weight_decay);
         match self.name {
@@ -257,7 +262,7 @@ impl OptimizerSettings {
         }
     }
 
-    /// By tensor of `layout`: what its updates have of their own.
+    /// The terms of each tensor of `layout`.
     ///
     /// # Errors
     /// As [`update_terms`].
@@ -275,12 +280,12 @@ impl OptimizerSettings {
         }
     }
 
-    /// Bytes of a device's memory that an update takes: those of [`rule`](Self::rule).
+    /// Bytes of device memory that an update needs, as [`rule`](Self::rule) reports them.
     pub fn scratch_bytes<B: Backend>(&self, layout: &Layout) -> usize {
         self.rule::<B>().scratch_bytes(layout)
     }
 
-    /// What one worker updates by itself, at the least: that of [`rule`](Self::rule).
+    /// The smallest unit that one worker updates by itself, as [`rule`](Self::rule) reports it.
     pub fn unit(&self) -> UpdateUnit {
         UpdateRule::<Cpu>::unit(&*self.rule())
     }
@@ -318,7 +323,8 @@ mod tests {
         assert_eq!(of(1.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
         assert_eq!(of(1.0, WeightDecay::Exempt, &adamw), 1.0);
         assert_eq!(of(1.0, WeightDecay::Exempt, &decoupled), 1.0);
-        // That of a group, and with the rate of a group, which a decay that follows the schedule alone does not have.
+        // The decay of a group, and the learning rate of a group, which does not change a decay
+        // that follows the schedule alone.
         assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &adamw), 1.0 - 2.5e-4 * 0.2);
         assert_eq!(of(0.5, WeightDecay::OfGroup(0.2), &decoupled), 1.0 - 0.5 * 0.2);
         assert_eq!(of(0.0, WeightDecay::OfRule, &decoupled), 1.0 - 0.5 * 0.1);
@@ -363,7 +369,7 @@ mod tests {
         assert_eq!((lion.betas, lion.eps, lion.learning_rate), (Some([0.9, 0.99]), None, 1e-4));
         lion.check().expect("allowed");
         assert_eq!(lion.decay_factor(&scalars(1e-4, 1.0, WeightDecay::OfRule)), 1.0 - 1e-4 * 0.3);
-        // What is written down of a run is read again.
+        // The settings that a run saves are read again.
         let groups = read(r#"{"groups": [{"match": ["*.norm.*", "x"], "weight_decay": 0.0}]}"#);
         assert_eq!(groups.groups[0].patterns, ["*.norm.*", "x"]);
         assert_eq!(groups.groups[0].learning_rate_factor, None);
@@ -379,9 +385,15 @@ mod tests {
             assert_eq!(read(&written), settings, "{written}");
         }
         for (json, said) in [
-            (r#"{"name": "lion", "eps": 1e-8}"#, "optimizer.eps: expected none, as lion has no"),
+            (
+                r#"{"name": "lion", "eps": 1e-8}"#,
+                "optimizer.eps: expected no value, as lion has no",
+            ),
             (r#"{"name": "adafactor", "betas": [0.9, 0.9]}"#, "optimizer.betas: expected none"),
-            (r#"{"adafactor": {}}"#, "optimizer.adafactor: expected none, as adamw has no such"),
+            (
+                r#"{"adafactor": {}}"#,
+                "optimizer.adafactor: expected no value, as adamw has no such setting",
+            ),
             (
                 r#"{"name": "adafactor", "adafactor": {"clip_threshold": 0.0}}"#,
                 "optimizer.adafactor.clip_threshold: expected a finite number above 0",

@@ -1,4 +1,4 @@
-//! How a model writes down its parameters: a layout and, beside each tensor, where its first values come from.
+//! How a model declares its parameters: a layout, and the initializer of each tensor.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use tidemill_kernels::FloatEnvironment;
 use crate::initialization::Initializer;
 use crate::layout::{Decay, Layout, Passes, Reading};
 
-/// Elements that are worth a thread of their own to draw.
+/// The number of elements above which drawing a tensor on another thread pays.
 const ELEMENTS_PER_THREAD: usize = 1 << 18;
 
 /// Whether a map or a norm has a bias.
@@ -37,9 +37,9 @@ pub struct NewTensor<'a> {
     pub shape: &'a [usize],
     /// Whether weight decay applies.
     pub decay: Decay,
-    /// In which precisions blocks read it, all uses together.
+    /// In which precisions blocks read it, over all uses.
     pub reading: Reading,
-    /// Where its first values come from.
+    /// The initializer of its values.
     pub initializer: Initializer,
 }
 
@@ -90,7 +90,8 @@ impl ParameterList {
         self.layout.block(name, segments)
     }
 
-    /// Says in which precision one block reads the tensors of one segment: [`Layout::set_use_reading`].
+    /// Declares in which precision one block reads the tensors of one segment:
+    /// [`Layout::set_use_reading`].
     ///
     /// # Panics
     /// When the layout has no such use.
@@ -98,7 +99,7 @@ impl ParameterList {
         self.layout.set_use_reading(use_index, reading);
     }
 
-    /// Says in which passes one block reads one segment: [`Layout::set_use_passes`].
+    /// Declares in which passes one block reads one segment: [`Layout::set_use_passes`].
     ///
     /// # Panics
     /// When the layout has no such use.
@@ -113,7 +114,7 @@ impl ParameterList {
 
     /// The initial parameter arena: a pure function of `seed`; the padding is zero.
     ///
-    /// Tensors draw apart from each other, so threads take one after the other, whichever is free.
+    /// Each tensor draws from a stream of its own, so any thread may draw any tensor.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut arena = vec![0.0; self.layout.parameter_elements()];
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -128,9 +129,11 @@ impl ParameterList {
         });
         let parts = Mutex::new(parts);
         let fill = || {
-            // The caller's thread may be an embedder's, and the others inherit from it.
+            // The caller's thread may belong to an embedder, and threads started from it inherit
+            // its floating-point environment.
             let _standard = FloatEnvironment::standard();
-            // A thread that panicked has left the iterator as it was between two tensors, or ends this one with it.
+            // A panic in another thread leaves the iterator between two tensors; a panic in the
+            // iterator itself ends this thread too.
             let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
             while let Some(((tensor, initializer), out)) = next() {
                 initializer.fill(out, tensor, seed);
@@ -150,7 +153,7 @@ impl ParameterList {
 mod tests {
     use super::*;
 
-    /// Each tensor is what it is when drawn alone, and what pads it is zero.
+    /// Each tensor equals the same tensor drawn by itself, and the padding is zero.
     #[test]
     fn tensors_draw_apart() {
         let mut list = ParameterList::new();

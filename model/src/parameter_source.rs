@@ -1,11 +1,13 @@
 //! Where a model gets its parameters from, block by block.
 //!
-//! A model says which block it enters ([`ParameterSource::enter`]) and leases the segments of that block alone
-//! ([`ParameterSource::lease`]). So a source may hold no more than the parameters of the block entered and of the next: it has
-//! them brought from other workers just before a block runs, and releases them after. The model computes the same either way.
+//! A model says which block it enters ([`ParameterSource::enter`]) and leases the segments of that
+//! block alone ([`ParameterSource::lease`]). So a source may hold only the parameters of the block
+//! entered and of the next: it fetches them from other workers just before a block runs, and
+//! releases them after. The model computes the same either way.
 //!
-//! [`WholeParameters`] holds all of them all the time. [`BlockWalk`] checks the order of the blocks for any source, and what a
-//! [`Packing`](crate::Packing) says is the least that a source must hold of a block.
+//! [`WholeParameters`] holds all of them all the time. [`BlockWalk`] checks the order of the blocks
+//! for any source, and a [`Packing`](crate::Packing) lists the least that a source must hold of a
+//! block.
 
 use tidemill_kernels::Backend;
 
@@ -15,18 +17,20 @@ use crate::lease::Lease;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
-/// Which way a model goes through its blocks.
+/// The direction in which a model runs through its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the first to the last.
     Forward,
-    /// From the last to the first. A block that runs forward again before its backward pass does so in this direction.
+    /// From the last to the first. A block that recomputes its forward pass before its backward
+    /// pass does so in this direction.
     Backward,
 }
 
-/// What lends a model the parameters of the block that it is in.
+/// A source of the parameters of the block that a model is in.
 ///
-/// A model of n blocks enters all of them, those that read nothing too, in the same order for every microbatch:
+/// A model of n blocks enters all of them, also those that read nothing, in the same order for
+/// every microbatch:
 ///
 /// ```text
 /// forward alone          0, 1, ..., n - 1    Direction::Forward
@@ -34,11 +38,12 @@ pub enum Direction {
 ///                        n - 1, ..., 1, 0    Direction::Backward
 /// ```
 ///
-/// The forward and the backward pass of the last block follow each other, so that block is entered once for both, with
-/// [`Direction::Backward`]. Entering it with [`Direction::Forward`] and then with [`Direction::Backward`] is right too. Block 0
-/// may be entered with [`Direction::Forward`] at any time, which begins a microbatch: one that failed is not gone on with.
+/// The forward and the backward pass of the last block follow each other, so that block is entered
+/// once for both, with [`Direction::Backward`]. Entering it with [`Direction::Forward`] and then
+/// with [`Direction::Backward`] is valid too. Entering block 0 with [`Direction::Forward`] is valid
+/// at any time and begins a microbatch; a microbatch that failed is thus abandoned.
 ///
-/// Entering a block ends the leases of the one before, as the compiler says:
+/// Entering a block ends the leases of the block before, which the compiler checks:
 ///
 /// ```compile_fail,E0502
 /// use tidemill_kernels::Backend;
@@ -56,7 +61,7 @@ pub enum Direction {
 /// }
 /// ```
 ///
-/// Before the next block is entered, the same is right:
+/// Used before the next block is entered, the lease is valid:
 ///
 /// ```
 /// # use tidemill_kernels::Backend;
@@ -74,9 +79,10 @@ pub enum Direction {
 /// # }
 /// ```
 pub trait ParameterSource<B: Backend> {
-    /// Enters block `block` of the model's layout, in the order stated above, and leaves the one entered before. What the model
-    /// enqueues on the device's stream from now on may read the parameters of this block; what it enqueued before may still be
-    /// reading those of the block before.
+    /// Enters block `block` of the model's layout, in the order stated above, and leaves the block
+    /// entered before. Work that the model enqueues on the device's stream from now on may read the
+    /// parameters of this block; work that it enqueued earlier may still be reading those of the
+    /// block before.
     ///
     /// # Errors
     /// A block out of order, or a device that fails.
@@ -87,15 +93,17 @@ pub trait ParameterSource<B: Backend> {
         direction: Direction,
     ) -> Result<()>;
 
-    /// The parameters of use `use_index` of the model's layout: one of those that the block entered last reads
-    /// ([`Layout::read_uses`]). Each tensor can be read in the precision that [`Layout::reads`] says, and in no other.
+    /// The parameters of use `use_index` of the model's layout, which must be a use that the block
+    /// entered last reads ([`Layout::read_uses`]). Each tensor can be read in the precisions that
+    /// [`Layout::reads`] declares, and in no other.
     ///
     /// # Errors
-    /// A use of another block, or one that the layout says is read forward alone in a block entered backward.
+    /// A use of another block, or, in a block entered backward, a use that the layout declares to
+    /// be read forward alone.
     fn lease(&self, use_index: usize) -> Result<Lease<'_, B>>;
 }
 
-/// Where a model is among its blocks: what a source checks before it lends anything.
+/// The position of a model in its blocks, which a source checks before each lease.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockWalk<'a> {
     layout: &'a Layout,
@@ -123,7 +131,7 @@ impl<'a> BlockWalk<'a> {
         let is_next = match (direction, self.entered) {
             (Direction::Forward, _) if block == 0 => true,
             (Direction::Forward, Some((before, Direction::Forward))) => block == before + 1,
-            // The only block is entered with no other before it.
+            // A model of one block enters that block first.
             (Direction::Backward, _) if is_last && block == 0 => true,
             (Direction::Backward, Some((before, Direction::Forward))) => {
                 is_last && (block == before || block == before + 1)
@@ -140,10 +148,12 @@ impl<'a> BlockWalk<'a> {
         Ok(())
     }
 
-    /// Use `use_index`, if the block entered last reads it in the direction in which it was entered.
+    /// Use `use_index`, if the block entered last reads it in the direction in which it was
+    /// entered.
     ///
     /// # Errors
-    /// A use of another block, or one that the layout says is read forward alone in a block entered backward.
+    /// A use of another block, or, in a block entered backward, a use that the layout declares to
+    /// be read forward alone.
     pub fn of_entered(&self, use_index: usize) -> Result<Use> {
         match (self.layout.uses().get(use_index), self.entered) {
             (Some(&of_block), Some((block, direction)))
@@ -208,15 +218,16 @@ impl<'a> BlockWalk<'a> {
     }
 }
 
-/// [`Parameters`], which are all there all the time, as a source: [`Parameters::source`].
+/// [`Parameters`] that are all present all the time, as a source: [`Parameters::source`].
 pub struct WholeParameters<'a, B: Backend> {
     parameters: &'a Parameters<B>,
     walk: BlockWalk<'a>,
 }
 
 impl<B: Backend> Parameters<B> {
-    /// These parameters as a source for a model of `layout`, which must be theirs. It moves nothing; but it refuses blocks out of
-    /// order and leases of other blocks, as every source does.
+    /// These parameters as a source for a model of `layout`, which must be their layout. The source
+    /// moves nothing, but it refuses blocks out of order and leases of other blocks, as every
+    /// source does.
     pub fn source<'a>(&'a self, layout: &'a Layout) -> WholeParameters<'a, B> {
         WholeParameters { parameters: self, walk: BlockWalk::new(layout) }
     }
@@ -242,7 +253,7 @@ mod tests {
     use super::*;
     use crate::layout::Decay;
 
-    /// `count` blocks of a segment each.
+    /// `count` blocks with a segment each.
     fn blocks(count: usize) -> Layout {
         let mut layout = Layout::new();
         for block in 0..count {
@@ -253,7 +264,7 @@ mod tests {
         layout
     }
 
-    /// Enters blocks one after the other; the answer to the last.
+    /// Enters blocks one after the other; returns the result of the last.
     fn walk(layout: &Layout, entries: &[(usize, Direction)]) -> Result<()> {
         let mut walk = BlockWalk::new(layout);
         let (last, before) = entries.split_last().expect("a block");

@@ -1,9 +1,10 @@
-//! Parameters on a device: what blocks read of them, and the masters that are updated.
+//! Parameters on a device: the copies that blocks read, and the masters that are updated.
 //!
-//! Where activations are fp32, the parameters are their own masters: four bytes each. In bf16, products read a rounded copy, and a
-//! master is that copy with what rounding took away beside it ([`MasterMut`]): four bytes too, of which a worker that does
-//! not own a parameter has the copy alone. Tensors that blocks read in fp32 (vectors, and tables that are looked up) are
-//! there once more, joined, side by side. Which parameters are there, and where, says [`Held`].
+//! Where activations are fp32, the parameters are their own masters: four bytes each. In bf16,
+//! products read a rounded copy, and a master is that copy with the bits that rounding removed
+//! stored beside it ([`MasterMut`]): four bytes too. A worker that does not own a parameter has the
+//! copy alone. Tensors that blocks read in fp32 (vectors, and tables for lookup) exist a second
+//! time as fp32 values, side by side. [`Held`] says which parameters are present, and where.
 
 use std::ops::Range;
 
@@ -16,19 +17,20 @@ use crate::layout::Layout;
 use crate::lease::{Lease, Packing};
 use crate::trainable::Device;
 
-/// Elements that are joined or split at once, on their way from or to the host.
+/// The number of elements that are joined or split at once, on their way from or to the host.
 const PIECE_ELEMENTS: usize = 4 << 20;
 
-/// Where the masters of consecutive parameters are.
+/// The place of the masters of consecutive parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MasterPlace {
     /// Their elements of the parameter arena.
     pub range: Range<usize>,
-    /// Where they begin among all masters that are here.
+    /// Their first place among all masters that are present.
     pub start: usize,
 }
 
-/// What fp32 masters are joined in on their way to the host; kept, so that it is allocated once.
+/// A buffer in which masters are joined to fp32 on their way to the host; kept, so that it is
+/// allocated once.
 pub struct JoinRoom<B: Backend>(Option<B::Buffer<f32>>);
 
 impl<B: Backend> Default for JoinRoom<B> {
@@ -49,20 +51,22 @@ impl<B: Backend> JoinRoom<B> {
 /// Parameters: all of a model's, or some of them.
 pub struct Parameters<B: Backend> {
     held: Held,
-    /// The parameters, where activations are fp32; else nothing.
+    /// The parameters, where activations are fp32; else empty.
     master: B::Buffer<f32>,
-    /// What products read, where they are not.
+    /// The copy that products read, where activations are not fp32.
     compute: B::ComputeWeights,
-    /// Of the masters that are here, what rounding took away.
+    /// The bits that rounding removed, for the masters that are present.
     remainder: B::Buffer<u16>,
-    /// Where activations are not fp32: what blocks read in fp32.
+    /// The values that blocks read in fp32, where activations are not fp32.
     vectors: B::Buffer<f32>,
-    /// The same of each segment, and where it begins; where all parameters are here.
+    /// The packing of each segment in that memory, and where it begins; only where all parameters
+    /// are present.
     segments: Vec<(Packing, usize)>,
 }
 
 impl<B: Backend> Parameters<B> {
-    /// All parameters of `layout` to be read, from a host arena of `layout.parameter_elements()` elements.
+    /// All parameters of `layout`, for reading, from a host arena of `layout.parameter_elements()`
+    /// elements.
     ///
     /// # Errors
     /// An arena of another length, or a device without room.
@@ -70,8 +74,8 @@ impl<B: Backend> Parameters<B> {
         Self::with_masters(device, layout, Held::whole::<B>(layout), arena, &[])
     }
 
-    /// Those that are `held` of an arena of `layout`, and the masters of the parts `owned` of them, which fill the places among all
-    /// masters.
+    /// The parameters `held` of an arena of `layout`, and the masters of the parts `owned` among
+    /// them. Each part says where its masters begin; together the parts fill the places of all masters.
     ///
     /// # Errors
     /// An arena of another length, a part that is not held, or a device without room.
@@ -138,7 +142,7 @@ impl<B: Backend> Parameters<B> {
         })
     }
 
-    /// Which these are, and where.
+    /// Which parameters are present, and where.
     pub fn held(&self) -> &Held {
         &self.held
     }
@@ -151,7 +155,7 @@ impl<B: Backend> Parameters<B> {
         })
     }
 
-    /// Rounds `values` from element `start` on; what that takes away is lost.
+    /// Writes `values`, rounded, from element `start` on, and drops the bits that rounding removes.
     fn load(
         &mut self,
         device: &mut Device<'_, B>,
@@ -175,7 +179,8 @@ impl<B: Backend> Parameters<B> {
         })
     }
 
-    /// Splits `values` into the masters from element `start` on, whose remainders begin at `masters`.
+    /// Splits `values` into the masters from element `start` on, whose remainders begin at
+    /// `masters`.
     fn load_masters(
         &mut self,
         device: &mut Device<'_, B>,
@@ -217,7 +222,7 @@ impl<B: Backend> Parameters<B> {
         Ok(())
     }
 
-    /// The masters that are elements `range` here, whose remainders begin at `start`.
+    /// The masters of elements `range`, whose remainders begin at `start`.
     fn master_mut(&mut self, range: Range<usize>, start: usize) -> Result<MasterMut<'_, B>> {
         let rounded = B::compute_buffer_mut(&mut self.master, &mut self.compute);
         let [start, elements] = [start, range.len()].map(remainder_elements::<B>);
@@ -228,17 +233,17 @@ impl<B: Backend> Parameters<B> {
     /// The masters at `place`.
     ///
     /// # Errors
-    /// A place that leaves them.
+    /// A place outside the masters.
     pub fn masters(&self, place: &MasterPlace) -> Result<Master<'_, B>> {
         let [start, elements] = [place.start, place.range.len()].map(remainder_elements::<B>);
         let remainder = Slice::new(&self.remainder, start, elements)?;
         Ok(Master::new(self.rounded(self.place(&place.range)?)?, remainder)?)
     }
 
-    /// Lets `change` change the masters at `place`, and what blocks read of them with it.
+    /// Lets `change` change the masters at `place`, and updates the values that blocks read.
     ///
     /// # Errors
-    /// A place that leaves the masters, an error of `change`, or a device that fails.
+    /// A place outside the masters, an error of `change`, or a device that fails.
     pub fn update(
         &mut self,
         device: &mut Device<'_, B>,
@@ -264,15 +269,15 @@ impl<B: Backend> Parameters<B> {
         Ok(device.backend.join_master(device.stream, out, masters, &runs)?)
     }
 
-    /// Elements `range` of those that are held, where activations are fp32: then they are there once.
+    /// Elements `range` of the held parameters, where activations are fp32, so that they exist
+    /// once.
     ///
-    /// # Errors
-    /// A range that leaves the parameters, which are none of these where activations are not fp32.
+    /// # Errors A range outside the parameters; in other precisions, every range but an empty one.
     pub fn fp32(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
         Ok(Slice::new(&self.master, range.start, range.len())?)
     }
 
-    /// The same, to be written: of parameters that others own.
+    /// The same as a view that can be written: for parameters that others own.
     ///
     /// # Errors
     /// As [`fp32`](Self::fp32).
@@ -280,29 +285,27 @@ impl<B: Backend> Parameters<B> {
         Ok(SliceMut::new(&mut self.master, range.start, range.len())?)
     }
 
-    /// What products read of elements `range` of those that are held.
+    /// The copy of elements `range` of the held parameters that products read.
     ///
     /// # Errors
-    /// A range that leaves the parameters.
+    /// A range outside the parameters.
     pub fn rounded(&self, range: Range<usize>) -> Result<Slice<'_, B, B::Activation>> {
         let rounded = B::compute_buffer(&self.master, &self.compute);
         Ok(Slice::new(rounded, range.start, range.len())?)
     }
 
-    /// The same, to be written: of parameters that others own.
+    /// The same as a view that can be written: for parameters that others own.
     ///
-    /// # Errors
-    /// A range that leaves the parameters.
+    /// # Errors A range outside the parameters.
     pub fn rounded_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, B, B::Activation>> {
         let rounded = B::compute_buffer_mut(&mut self.master, &mut self.compute);
         Ok(SliceMut::new(rounded, range.start, range.len())?)
     }
 
-    /// Elements `range` of the memory that blocks read in fp32, in which [`Held::fp32_place`] is: those that are there once more, or, where
-    /// activations are fp32, all that are held.
+    /// Elements `range` of the memory that blocks read in fp32, as [`Held::fp32_place`] numbers it.
+    /// Where activations are fp32, this is the one memory of all held parameters.
     ///
-    /// # Errors
-    /// A range that leaves it.
+    /// # Errors A range outside this memory.
     pub fn in_fp32(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
         match B::Activation::REMAINDERS {
             0 => self.fp32(range),
@@ -310,18 +313,16 @@ impl<B: Backend> Parameters<B> {
         }
     }
 
-    /// Elements `range` of what is here once more in fp32.
+    /// Elements `range` of the values that exist a second time, in fp32.
     ///
-    /// # Errors
-    /// A range that leaves it.
+    /// # Errors A range outside these values.
     pub fn vectors(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
         Ok(Slice::new(&self.vectors, range.start, range.len())?)
     }
 
-    /// The same, to be written: of parameters that others own.
+    /// The same as a view that can be written: for parameters that others own.
     ///
-    /// # Errors
-    /// A range that leaves it.
+    /// # Errors A range outside these values.
     pub fn vectors_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, B, f32>> {
         Ok(SliceMut::new(&mut self.vectors, range.start, range.len())?)
     }
@@ -329,7 +330,7 @@ impl<B: Backend> Parameters<B> {
     /// Copies the masters at `place` to `host`.
     ///
     /// # Errors
-    /// A place that leaves the masters, another number of elements, or a device that fails.
+    /// A place outside the masters, a `host` of another length, or a device that fails.
     pub fn read(
         &self,
         device: &mut Device<'_, B>,
@@ -346,7 +347,7 @@ impl<B: Backend> Parameters<B> {
     /// Copies the masters at `place` to pinned memory from element `start` on, and returns at once.
     ///
     /// # Errors
-    /// A place that leaves the masters or the pinned memory, or a device that fails.
+    /// A place outside the masters or the pinned memory, or a device that fails.
     pub fn read_async(
         &self,
         device: &mut Device<'_, B>,
@@ -359,7 +360,8 @@ impl<B: Backend> Parameters<B> {
         })
     }
 
-    /// Hands the masters at `place` to `take` in fp32, piece by piece, with where each begins.
+    /// Calls `take` with the masters at `place` in fp32, piece by piece, and with the place where
+    /// each piece begins.
     fn joined(
         &self,
         device: &mut Device<'_, B>,
@@ -387,7 +389,7 @@ impl<B: Backend> Parameters<B> {
     /// Training leases from a [`ParameterSource`](crate::ParameterSource).
     ///
     /// # Errors
-    /// A layout that is not the one of these parameters.
+    /// A layout that is not that of these parameters.
     pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
         let range = self.place(&layout.segments()[segment].range)?;
         let rounded = self.rounded(range.clone())?;

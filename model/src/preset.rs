@@ -1,4 +1,4 @@
-//! Models that have a name.
+//! Presets: models with a name.
 //!
 //! Sizes of Mamba and Mamba-2 are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
 //! blocks count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's;
@@ -31,7 +31,7 @@ struct Preset {
     sizes: Sizes,
 }
 
-/// What tells the presets of a family apart.
+/// The sizes in which the presets of a family differ.
 enum Sizes {
     /// v, d and blocks.
     Mamba(usize, usize, usize),
@@ -41,7 +41,7 @@ enum Sizes {
     Mpt(usize, usize, usize),
     /// d, blocks and heads.
     GptNeo(usize, usize, usize),
-    /// This project's own.
+    /// This project's own preset.
     Mpt10m,
     /// v, d, blocks, heads of queries, heads of keys and values, f.
     Llama(usize, [usize; 5]),
@@ -81,7 +81,7 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|preset| preset.name)
 }
 
-/// The sizes behind a name.
+/// The sizes of the preset `name`.
 ///
 /// # Errors
 /// A name that is unknown.
@@ -130,9 +130,10 @@ mod tests {
     use super::*;
     use crate::blueprint::Blueprint;
 
-    /// By hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
-    /// `v d + d + blocks (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
-    /// checkpoints agree with their files: 129,135,360 and so on. For Mamba-2 with h = e / 64 and c = e + 256: `v d + d + blocks
+    /// Counted by hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head: `v
+    /// d + d + blocks (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. The counts of
+    /// the published checkpoints agree with their files: 129,135,360 and so on. For Mamba-2 with h
+    /// = e / 64 and c = e + 256: `v d + d + blocks
     /// (d + (e + c + h) d + 5 c + 3 h + e + d e)`. For MPT with biases: `v d + 2048 d + 2 d + blocks (12 d^2 +
     /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
     /// blocks (12 d^2 + 10 d)`, as transformers counts the published ones. For Llama with heads of p = d / h: `v d + d + blocks (2 d^2 + 2 d g p +

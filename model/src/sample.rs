@@ -1,7 +1,7 @@
-//! What a model is trained on: a sample of it, and the samples that it computes with at once.
+//! Training data: a sample, and the samples of one microbatch.
 //!
-//! The graph carries samples from their source to the model and looks at nothing of them but their length. Tokens are one kind; a
-//! model of other data has a type of its own.
+//! The graph carries samples from their source to the model and reads nothing of them but their
+//! length. Tokens are one kind of sample; a model of other data has a sample type of its own.
 
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
 
@@ -20,7 +20,8 @@ use crate::error::Result;
 /// impl tidemill_model::Sample for Measurement {}
 /// ```
 pub trait Sample: Clone + Send + 'static {
-    /// t, the positions of a sample. All samples of a run have as many as its plan says: one, where a sample is no sequence.
+    /// t, the positions of a sample, equal for all samples of a run, as its plan says; 1 where a
+    /// sample is not a sequence.
     fn positions(&self) -> usize {
         1
     }
@@ -28,12 +29,13 @@ pub trait Sample: Clone + Send + 'static {
 
 /// `tokens[t + 1]`: inputs are the first t, targets the last t.
 ///
-/// A token with the bit [`UNCOUNTED`] is read like every other, and not counted as a target.
-/// [`IGNORED_TARGET`](tidemill_kernels::IGNORED_TARGET) fills the end of samples that are shorter than others: as a target
+/// A token with the bit [`UNCOUNTED`] is an input like every other, but not counted as a target.
+/// [`IGNORED_TARGET`](tidemill_kernels::IGNORED_TARGET) fills the end of short samples: as a target
 /// it is not counted, as an input it reads as token 0.
 pub type Tokens = Vec<u32>;
 
-/// The bit of a token that is given and not to be predicted, such as those of a question; no vocabulary is as large.
+/// The bit of a token that is given and not predicted, such as those of a question; every
+/// vocabulary is smaller than this bit.
 pub const UNCOUNTED: u32 = 1 << 31;
 
 impl Sample for Tokens {
@@ -42,14 +44,14 @@ impl Sample for Tokens {
     }
 }
 
-/// The shape of a microbatch: of the one at hand, or of the largest that a workspace must hold.
+/// The shape of a microbatch: of one microbatch, or the largest that a workspace must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicrobatchShape {
-    /// b, samples at most.
+    /// b, the samples, or the most samples.
     pub samples: usize,
     /// t, positions of each sample.
     pub positions: usize,
-    /// Samples of every grain but perhaps the last.
+    /// The samples of every grain, except that the last may have fewer.
     pub samples_per_grain: usize,
 }
 
@@ -62,7 +64,7 @@ impl MicrobatchShape {
         Ok(SequenceShape::new(self.samples, self.positions)?)
     }
 
-    /// The rows, b * t, and how they divide into grains.
+    /// The b * t rows, and how they divide into grains.
     ///
     /// # Errors
     /// A size of zero.
@@ -72,17 +74,18 @@ impl MicrobatchShape {
     }
 }
 
-/// Consecutive samples of one lane: a whole number of grains, the last of which may be short.
+/// Consecutive samples of one lane: whole grains, except that the last may be short.
 #[derive(Debug)]
 pub struct Microbatch<'a, S = Tokens> {
     /// `samples[b]`
     pub samples: &'a [S],
     /// t, positions of each sample.
     pub positions: usize,
-    /// Samples of every grain but perhaps the last.
+    /// The samples of every grain, except that the last may have fewer.
     pub samples_per_grain: usize,
-    /// The token that ends a document, where documents see nothing of each other: as an input it is the last of its document,
-    /// and its target, which begins the next, is not counted. `None`: a sample is one document, or holds no tokens.
+    /// The token that ends a document, where a sample holds several documents that do not attend to
+    /// each other. It is the last input of its document; its target, the first token of the next
+    /// document, is not counted. `None`: a sample is one document, or holds no tokens.
     pub document_end: Option<u32>,
 }
 

@@ -1,8 +1,8 @@
-//! How the learning rate moves over a run: a warm-up, then a constant, a cosine or a line.
+//! The schedule of the learning rate: a warm-up, then a constant, a cosine or a line.
 //!
-//! A pure function of the step and of the horizon, in f64 and with a cosine of our own choosing (libm's), so that
-//! it is the same on every host and after every resume. The horizon is saved with the run: making a run longer
-//! does not bend a curve that has begun.
+//! The rate is a pure function of the step and of the horizon, in f64 and with the cosine of
+//! `libm`, so that it is the same on every host and after every resume. The horizon is saved with
+//! the run: making a run longer does not change a curve that has begun.
 
 use std::num::NonZeroU64;
 
@@ -29,8 +29,8 @@ pub enum ScheduleName {
 pub struct ScheduleSettings {
     /// The curve after the warm-up.
     pub name: ScheduleName,
-    /// Steps of warm-up; 0 for none. Where neither this nor one of the next two is there, 20, or the whole horizon where that is
-    /// shorter.
+    /// Warm-up in steps; 0 for none. Where neither this nor one of the next two is given, 20, or
+    /// the whole horizon where that is shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
     /// Warm-up in predicted tokens, rounded up to whole steps.
@@ -39,7 +39,8 @@ pub struct ScheduleSettings {
     /// Warm-up as a fraction of the horizon, rounded up to whole steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_fraction: Option<f64>,
-    /// Predicted tokens of a step, which a warm-up in tokens is counted in: known once a run's batch and data are.
+    /// Predicted tokens of a step, the unit of a warm-up in tokens; known once a run's batch and
+    /// data are.
     #[serde(skip)]
     pub tokens_per_step: Option<NonZeroU64>,
     /// The factor at the horizon; a constant schedule does not use it.
@@ -49,7 +50,7 @@ pub struct ScheduleSettings {
     pub steps: Option<u64>,
 }
 
-/// The warm-up of a schedule that names none, where its horizon is as long.
+/// The default warm-up, where the horizon is at least as long.
 const DEFAULT_WARMUP_STEPS: u64 = 20;
 
 impl Default for ScheduleSettings {
@@ -110,7 +111,7 @@ impl ScheduleSettings {
         Ok(())
     }
 
-    /// What says how long the warm-up is, and how long.
+    /// The key that sets the warm-up, and its value.
     fn written_warmup(&self) -> Vec<(&'static str, String)> {
         [
             ("schedule.warmup_steps", self.warmup_steps.map(|steps| steps.to_string())),
@@ -122,7 +123,7 @@ impl ScheduleSettings {
         .collect()
     }
 
-    /// The same for a horizon of `horizon` steps, with its warm-up written in steps.
+    /// The same schedule for a horizon of `horizon` steps, with its warm-up in steps.
     #[must_use]
     pub fn in_steps(&self, horizon: u64) -> Self {
         Self {
@@ -133,7 +134,7 @@ impl ScheduleSettings {
         }
     }
 
-    /// Steps of warm-up under a horizon of `horizon` steps: those that are set, or the default.
+    /// Warm-up in steps under a horizon of `horizon` steps: the given one, or the default.
     pub fn resolved_warmup_steps(&self, horizon: u64) -> u64 {
         let of_tokens =
             |tokens: u64| tokens.div_ceil(self.tokens_per_step.map_or(1, NonZeroU64::get));
@@ -159,7 +160,8 @@ impl ScheduleSettings {
         if step <= warmup_steps {
             return step as f64 / warmup_steps as f64;
         }
-        // Past a horizon that is all warm-up the curve has ended, and nothing is divided by zero.
+        // A horizon that is all warm-up leaves no curve, so that this would divide by zero: the
+        // curve is at its end.
         let length = horizon.saturating_sub(warmup_steps).max(1);
         let x = ((step - warmup_steps) as f64 / length as f64).min(1.0);
         let last = self.final_fraction;

@@ -1,11 +1,13 @@
 //! How likely a model finds a text: the log-probability of every token given the ones before it.
 //!
-//! Scoring moves [`Sequences`] on, so memory is no larger than generation's, and a token's number depends on the tokens before
-//! it alone: to the bit neither on what else is scored, at once or before, nor on where pieces are cut. Of a [`Continuation`] only
-//! the tokens at the end are scored: the head is given the rows before these alone, with the same bits.
+//! Scoring advances [`Sequences`], so memory is no larger than generation's, and a token's score
+//! depends on the tokens before it alone: no bit depends on other texts, scored at the same time or
+//! before, or on where pieces are cut. Of a [`Continuation`] only the tokens at its end are scored:
+//! the head gets only the rows before these, with the same bits.
 //!
-//! A number and a token for each scored token is all that leaves the device. It goes on with the texts that are
-//! [enqueued](Scorer::enqueue) next while the host waits for those before.
+//! Only one number and one token for each scored token leave the device. While the host waits for
+//! the results of one batch, the device already computes the texts that were
+//! [enqueued](Scorer::enqueue) after it.
 
 use tidemill_kernels::backend::{KernelGroup, LogitGradient, Output};
 use tidemill_kernels::shape::CrossEntropyShape;
@@ -17,33 +19,33 @@ use crate::language_model::LanguageModel;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
-/// A text of which the end is scored.
+/// A text whose end is scored.
 #[derive(Clone, Copy, Debug)]
 pub struct Continuation<'t> {
-    /// All of it.
+    /// The whole text.
     pub tokens: &'t [u32],
-    /// The first token that is scored; at least 1.
+    /// The index of the first token that is scored; at least 1.
     pub first: usize,
-    /// What is asked of each.
+    /// Which scores are wanted.
     pub asked: Asked,
 }
 
-/// What is asked of a token.
+/// Which scores of a token are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Its log-probability.
     LogProbability,
-    /// Whether it is the likeliest token, too: the first of equal ones, of logits as activations hold them. None is where a logit
-    /// is no finite number.
+    /// Its log-probability, and whether it is the most likely token: the first of equal ones, among
+    /// logits as activations hold them. No token is, where a logit is not a finite number.
     Likeliest,
 }
 
-/// What is said of a continuation.
+/// The scores of a continuation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContinuationScore {
     /// The log-probability of each token, in nats.
     pub log_probabilities: Vec<f32>,
-    /// Whether each token is the likeliest; empty where that was not asked.
+    /// Whether each token is the most likely one; empty where that was not asked for.
     pub likeliest: Vec<bool>,
 }
 
@@ -64,23 +66,23 @@ pub struct Scorer<'m, B: Backend> {
     losses: B::Buffer<f32>,
     /// `likeliest[rows]`, tokens.
     likeliest: B::Buffer<u32>,
-    /// Memory of scores that were taken.
+    /// Memory of scores that have been read.
     spare: Vec<Results<B>>,
 }
 
-/// What leaves the device.
+/// The results that leave the device.
 struct Results<B: Backend> {
-    /// Scored tokens that there is room for.
+    /// The number of scored tokens that there is room for.
     room: usize,
     losses: B::Pinned<f32>,
     likeliest: B::Pinned<u32>,
 }
 
-/// Scores that the device is forming.
+/// Scores that the device is computing.
 pub struct PendingScores<B: Backend> {
-    /// How many texts there are.
+    /// The number of texts.
     texts: usize,
-    /// What is scored, in the order of the results.
+    /// The scored tokens, in the order of the results.
     targets: Vec<Target>,
     results: Results<B>,
 }
@@ -88,7 +90,7 @@ pub struct PendingScores<B: Backend> {
 /// A token that is scored.
 #[derive(Clone, Copy)]
 struct Target {
-    /// The place of its text.
+    /// The index of its text.
     text: usize,
     token: u32,
     asked: Asked,
@@ -141,7 +143,7 @@ impl<'m, B: Backend> Scorer<'m, B> {
     /// [`log_probabilities`](Self::log_probabilities) of several texts at once, to the bit those that each has alone.
     ///
     /// # Errors
-    /// As of one; more texts than there is room for.
+    /// As [`log_probabilities`](Self::log_probabilities); more texts than there is room for.
     pub fn log_probabilities_of_each(
         &mut self,
         device: &mut Device<'_, B>,
@@ -157,7 +159,8 @@ impl<'m, B: Backend> Scorer<'m, B> {
     /// The scores of the ends of several texts at once, to the bit those that each has alone.
     ///
     /// # Errors
-    /// As [`log_probabilities_of_each`](Self::log_probabilities_of_each); no token that is scored, or one that nothing stands before.
+    /// As [`log_probabilities_of_each`](Self::log_probabilities_of_each); a continuation without
+    /// scored tokens, or one whose first scored token has no token before it.
     pub fn continuations(
         &mut self,
         device: &mut Device<'_, B>,
@@ -167,7 +170,8 @@ impl<'m, B: Backend> Scorer<'m, B> {
         self.finish(device, pending)
     }
 
-    /// Lets the device score the ends of several texts, and does not wait for it: [`finish`](Self::finish) does. Several may be on their way.
+    /// Enqueues the scoring of several texts and returns at once: [`finish`](Self::finish) waits
+    /// for the results. Several such batches may be in flight.
     ///
     /// # Errors
     /// As [`continuations`](Self::continuations).
@@ -197,7 +201,8 @@ impl<'m, B: Backend> Scorer<'m, B> {
             .map(|&place| &texts[place].tokens[..texts[place].tokens.len() - 1])
             .collect();
         self.sequences.check(&inputs)?;
-        // Tokens of each text that have entered: as many of each that has some in a piece.
+        // The tokens of each text that have entered. Each piece adds equally many for every text
+        // that has tokens in it.
         let mut entered = 0;
         for inputs in self.sequences.pieces(&inputs) {
             let piece = self.sequences.advance_piece(device, &inputs)?;
@@ -223,7 +228,7 @@ impl<'m, B: Backend> Scorer<'m, B> {
         Ok(pending)
     }
 
-    /// The scores that were enqueued; waits for them.
+    /// Waits for the scores that were enqueued first, and returns them.
     ///
     /// # Errors
     /// A device that fails.
@@ -247,19 +252,20 @@ impl<'m, B: Backend> Scorer<'m, B> {
         Ok(scores)
     }
 
-    /// Memory for so many scored tokens.
+    /// Memory for this many scored tokens.
     fn results(&mut self, device: &mut Device<'_, B>, scored: usize) -> Result<Results<B>> {
         if let Some(place) = self.spare.iter().position(|results| results.room >= scored) {
             return Ok(self.spare.swap_remove(place));
         }
-        // What is too small would only be passed over from now on.
+        // Spare memory that is too small for these scores would only be searched in vain from now on.
         self.spare.clear();
         let room = scored.max(self.sequences.room().rows);
         let (losses, likeliest) = (device.backend.pinned(room)?, device.backend.pinned(room)?);
         Ok(Results { room, losses, likeliest })
     }
 
-    /// Forms the losses of some rows of one piece, and the likeliest tokens where they are asked.
+    /// Computes the losses of some rows of one piece and, where they are wanted, the most likely
+    /// tokens.
     fn score_rows(
         &mut self,
         device: &mut Device<'_, B>,

@@ -1,6 +1,7 @@
 //! The `[model]` table of a run: a preset, a checkpoint, or every size.
 //!
-//! [`resolve`](ModelSettings::resolve) says what a table means; which keys a family has stands in `keys`.
+//! [`resolve`](ModelSettings::resolve) says what a table means; `keys` says which keys a family
+//! has.
 
 mod keys;
 
@@ -19,14 +20,14 @@ use crate::mamba2::Mamba2Config;
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
 
-/// What a user writes about the model; [`resolve`](Self::resolve) says what it means.
+/// The `[model]` table as a user writes it; [`resolve`](Self::resolve) says what it means.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// The name of a model; the sizes below override its own.
+    /// The name of a preset; the sizes below override those of the preset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preset: Option<String>,
-    /// A checkpoint folder that says everything.
+    /// A checkpoint folder, whose config gives every size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// A family, whose sizes are all given below.
@@ -66,11 +67,11 @@ pub struct ModelSettings {
     /// MPT, GPT-Neo and hybrids: the MLP's width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<usize>,
-    /// MPT and GPT-Neo: positions that the model can tell apart; a preset has as many as the data's samples at least. Llama: those that it is
-    /// meant for, which its files name.
+    /// MPT and GPT-Neo: the positions of the learned table; a preset has at least as many as the
+    /// data's samples. Llama: the positions that the model is meant for, as its files say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_seq_len: Option<usize>,
-    /// MPT: scores that fall with distance, in place of learned positions.
+    /// MPT: ALiBi, attention scores that fall with distance, instead of learned positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alibi: Option<bool>,
     /// MPT: no biases.
@@ -85,10 +86,11 @@ pub struct ModelSettings {
     /// MPT: the factor of scores; `1 / sqrt(head width)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softmax_scale: Option<f64>,
-    /// MPT: what logits are multiplied by, a number or `inv_sqrt_d_model`.
+    /// MPT: the factor on logits, a number or `inv_sqrt_d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_scale: Option<LogitScale>,
-    /// GPT-Neo: positions that a query of a local block sees. Llama: those that every query sees, as in Mistral 7B.
+    /// GPT-Neo: positions that a query of a local block attends to. Llama: positions that every
+    /// query attends to, as in Mistral 7B.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_size: Option<usize>,
     /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
@@ -109,10 +111,12 @@ pub struct ModelSettings {
     /// Llama: norms of each head of queries and of keys, as in Qwen3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qk_norm: Option<bool>,
-    /// Llama: what is added to the mean square before the root of every norm, 1e-5 where not given.
+    /// Llama: the number added to the mean square before the root of every norm, 1e-5 where not
+    /// given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_eps: Option<f64>,
-    /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
+    /// Whether blocks recompute activations instead of keeping them; never numerics, so that a
+    /// resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
 }
@@ -135,18 +139,19 @@ pub enum ModelKind {
     Hybrid,
 }
 
-/// What a `[model]` table means.
+/// The meaning of a `[model]` table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ResolvedModel {
-    /// The model of a checkpoint, which a reader of checkpoints opens.
+    /// The model of a checkpoint folder, which is read elsewhere.
     From(PathBuf),
     /// A new model.
     New(ModelConfig),
 }
 
 impl ModelSettings {
-    /// Sizes from preset or family, what is given in the table over them, and the vocabulary of the data where
-    /// the table has none. `data_vocab_size` is the data set's, where it knows one.
+    /// Takes the sizes of the preset or family, overrides them with those of the table, and takes
+    /// the vocabulary of the data where the table has none. `data_vocab_size` is the data set's
+    /// vocabulary, where it is known.
     ///
     /// # Errors
     /// [`ModelError::Config`] naming the key: none or several of `preset`, `from` and `kind`; a size missing, out of
@@ -187,7 +192,7 @@ impl ModelSettings {
         Ok(ResolvedModel::New(config))
     }
 
-    /// A model of `kind` whose sizes are all about to be replaced.
+    /// A model of `kind` with placeholder sizes, which are all replaced.
     fn smallest(&self, kind: ModelKind) -> ModelConfig {
         let mamba = MambaConfig::new(1, 1, 1);
         match (kind, &self.layer_pattern) {
@@ -205,7 +210,7 @@ impl ModelSettings {
         }
     }
 
-    /// What is given here over what `config` says.
+    /// `config` with the sizes given here.
     fn over(&self, config: ModelConfig, vocab_size: usize) -> ModelConfig {
         match config {
             ModelConfig::Mamba(config) => self.over_mamba(config, vocab_size).into(),
@@ -255,7 +260,7 @@ impl ModelSettings {
         }
     }
 
-    /// The heads that are given, or a preset's, which fit another width where that alone is given.
+    /// The number of heads that is given; else that of the preset, adapted if `d_model` is given.
     fn heads(&self, d_model: usize, like: (usize, usize)) -> usize {
         self.n_heads.unwrap_or_else(|| heads_like(like, d_model, 1))
     }
@@ -302,10 +307,11 @@ impl ModelSettings {
 impl ModelSettings {
     fn over_llama(&self, config: LlamaConfig, vocab_size: usize) -> LlamaConfig {
         let d_model = self.d_model.unwrap_or(config.d_model);
-        // Rotary positions turn pairs.
+        // Rotary positions turn pairs of columns.
         let like = (config.d_model, config.n_heads);
         let n_heads = self.n_heads.unwrap_or_else(|| heads_like(like, d_model, 2));
-        // A preset's, where its heads are shared as evenly by those of another width.
+        // The preset's number of key and value heads, where it divides another width's heads as
+        // evenly.
         let shared = Some(config.n_kv_heads).filter(|shared| n_heads.is_multiple_of(*shared));
         let wide = config.mlp_width.saturating_mul(d_model) / config.d_model;
         LlamaConfig {
@@ -328,7 +334,7 @@ impl ModelSettings {
 }
 
 impl From<&ModelConfig> for ModelSettings {
-    /// The table with every size, as a run writes it down.
+    /// The table with every size, as a run saves it.
     fn from(config: &ModelConfig) -> Self {
         let settings = Self {
             kind: Some(config.kind()),
@@ -401,7 +407,7 @@ impl ModelSettings {
     }
 }
 
-/// Names a key as the user writes it.
+/// An error about `key`, with the name that the user writes.
 fn in_table(error: ModelError) -> ModelError {
     match error {
         ModelError::Config { key, expected, found } => {

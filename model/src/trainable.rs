@@ -1,8 +1,10 @@
-//! What the training graph needs of a model; a user's own model implements [`Trainable`].
+//! The interface between the training graph and a model; a user's own model implements
+//! [`Trainable`].
 //!
-//! A model is stateless: parameters are leased to it block by block ([`ParameterSource`]), activations live in a
-//! workspace that is planned once per shape, and gradients leave through a [`GradientSink`]. So it knows nothing of
-//! workers, lanes or sharding. What it must promise for the weights to be the same to the bit everywhere:
+//! A model is stateless: it leases parameters block by block ([`ParameterSource`]), keeps
+//! activations in a workspace that is planned once per shape, and hands gradients to a
+//! [`GradientSink`]. So it knows nothing of workers, lanes or sharding. To keep the weights the
+//! same to the bit everywhere, it must ensure:
 //!
 //! - a sample's loss and data gradients depend on nothing else in the microbatch;
 //! - gradients of parameters are formed per grain from +0.0, of the *sum* of losses, and added
@@ -23,19 +25,19 @@ pub struct Device<'a, B: Backend> {
     pub stream: &'a mut B::DeviceStream,
 }
 
-/// What one grain adds to the loss of its lane.
+/// The contribution of one grain to the loss of its lane.
 ///
-/// A model of tokens counts those that it predicts, with losses in nats. Another counts what its mean loss is over, such as
-/// samples.
+/// A model of tokens counts its targets, with losses in nats. Another model counts the units that
+/// its mean loss is over, such as samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GrainLoss {
-    /// The sum of the losses of what is counted, added in row order.
+    /// The sum of the losses of counted units, added in row order.
     pub loss_sum: f64,
-    /// The number of counted tokens, or of what else is counted.
+    /// The number of counted tokens or other units.
     pub tokens: u64,
 }
 
-/// Where a backward pass leaves its gradients: the accumulators of the current lane.
+/// The receiver of the gradients of a backward pass: the accumulators of the current lane.
 pub trait GradientSink<B: Backend> {
     /// The lane's accumulator of use `use_index` of the model's layout, as long as its segment. Gradients are
     /// *added* to it, grain by grain, in order.
@@ -51,7 +53,7 @@ pub trait GradientSink<B: Backend> {
 
 /// A model that the training graph can train on backend `B`.
 pub trait Trainable<B: Backend>: Send + Sync + 'static {
-    /// What it is trained on: [`Tokens`](crate::sample::Tokens), or a type of the model's own.
+    /// The type of its samples: [`Tokens`](crate::sample::Tokens), or a type of the model's own.
     type Sample: Sample;
 
     /// Activations and scratch for microbatches up to a planned shape.
@@ -63,8 +65,8 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// The initial parameter arena: a pure function of `seed`.
     fn initialize(&self, seed: u64) -> Vec<f32>;
 
-    /// What identifies the model in a checkpoint: its `config.json`, in the Hugging Face layout where
-    /// there is one.
+    /// The identity of the model in a checkpoint: its `config.json`, in the Hugging Face layout
+    /// where there is one.
     fn config_json(&self) -> serde_json::Value;
 
     /// Allocates everything that microbatches up to `shape` need.
@@ -73,9 +75,10 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// A shape that the model cannot take, or a device without room.
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace>;
 
-    /// The counted tokens of a microbatch, where they can be told without computing it: they are those that its losses come with.
-    /// The optimizer divides by those of the whole step; where it is told them before, it forms mean gradients while the rest of the
-    /// backward pass still runs.
+    /// The counted tokens of a microbatch, if the model can count them without computing it: the
+    /// same number that its losses come with. The optimizer divides by the count of the whole step;
+    /// with the count known early, it forms mean gradients while the rest of the backward pass
+    /// still runs.
     fn counted_tokens(&self, microbatch: Microbatch<'_, Self::Sample>) -> Option<u64> {
         let _ = microbatch;
         None
@@ -93,8 +96,9 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         microbatch: Microbatch<'_, Self::Sample>,
     ) -> Result<Vec<GrainLoss>>;
 
-    /// The losses of a microbatch, to the bits of [`forward`](Self::forward), and of each grain whether what it predicts is what the model
-    /// finds likeliest, at every counted place. None, as it stands here, of a model that does not tell.
+    /// The losses of a microbatch, to the bits of [`forward`](Self::forward), and for each grain
+    /// whether the model finds the target most likely at every counted place. The default is
+    /// `None`, for a model that does not compute this.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -108,11 +112,12 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         Ok((self.forward(device, workspace, parameters, microbatch)?, None))
     }
 
-    /// `so_far` and the losses of the next samples of the same grain, which are the one grain of `microbatch`: what a grain
-    /// that is longer than the workspace goes through, piece after piece.
+    /// `so_far` and the losses of the next samples of the same grain, which are the one grain of
+    /// `microbatch`. A grain that is longer than the workspace is computed piece after piece this
+    /// way.
     ///
-    /// As it stands here each piece is summed apart. A model that adds row after row to `so_far` instead, as
-    /// [`GrainLoss`] says, gives such a grain the bits that it would have as a whole.
+    /// By default each piece is summed by itself. A model that adds row after row to `so_far`
+    /// instead, as [`GrainLoss`] says, gives such a grain the same bits as in one piece.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -135,7 +140,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// then backward.
     ///
     /// # Errors
-    /// Samples that it cannot take, a device that fails, or a sink that is gone.
+    /// Samples that it cannot take, a device that fails, or a receiver that is gone.
     fn forward_backward(
         &self,
         device: &mut Device<'_, B>,

@@ -1,7 +1,8 @@
 //! The block of a pre-norm transformer (Vaswani et al., 2017), as MPT, GPT-Neo, Llama and hybrids use it.
 //!
-//! [`block`] says what it computes and keeps, [`query_key_value`] what stands between the projections and attention,
-//! [`slopes`] what ALiBi takes off a score, [`rotary`] what queries and keys are turned by, [`mlp`] what follows attention.
+//! [`block`] says what it computes and keeps, [`query_key_value`] has the steps between the
+//! projections and attention, [`slopes`] the slopes of ALiBi, [`rotary`] the angles of rotary
+//! positions, [`mlp`] the part after attention.
 
 mod backward;
 pub mod block;

@@ -35,7 +35,8 @@ macro_rules! tests {
 
 every_body!(tests);
 
-/// Forward from the first to the last, and backward from the last, which is entered once for both; again for every microbatch.
+/// Forward from the first to the last, and backward from the last, which is entered once for both;
+/// again for every microbatch.
 #[test]
 fn blocks_are_entered_in_order() {
     for (name, model) in tied_and_untied() {
@@ -53,9 +54,9 @@ fn blocks_are_entered_in_order() {
     }
 }
 
-/// A model that finds NaN in place of a tensor that its layout says is read computes something else, and so does one that finds
-/// NaN backward in a use that its layout says is read in both passes: a layout says no more than what is read. This is the same
-/// on every device.
+/// A model that reads NaN in place of a tensor that its layout declares computes something else,
+/// and so does one that reads NaN backward in a use that its layout declares for both passes: so a
+/// layout declares no more than is read. This is the same on every device.
 #[test]
 fn what_a_layout_says_is_read_is_read() {
     let arm = &threads(1);
@@ -80,7 +81,7 @@ fn what_a_layout_says_is_read_is_read() {
     }
 }
 
-/// What a layout says of a tensor is what its uses say, all of them together.
+/// The reading of a tensor is the union of those of its uses.
 #[test]
 fn a_layout_says_of_a_tensor_what_its_uses_say() {
     for (name, model) in tied_and_untied::<Cpu>() {
@@ -99,8 +100,8 @@ fn a_layout_says_of_a_tensor_what_its_uses_say() {
     }
 }
 
-/// A document that begins where a tile of keys does has the bits that it has at a sample's first position: rotary positions begin again
-/// with it. Where the sample is one text it has others.
+/// A document that begins where a tile of keys does has the bits that it has at a sample's first
+/// position, as its rotary positions begin again. If the sample is one text, the bits differ.
 #[test]
 fn rotary_positions_begin_with_documents() {
     const END: u32 = 0;

@@ -56,7 +56,8 @@ fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
     }
 }
 
-/// What a pass launches was compiled when memory was planned, and nothing else was. (Masters are rounded by the optimizer's kernels.)
+/// Everything that a pass launches was compiled when memory was planned, and nothing else was.
+/// (Masters are rounded by the optimizer's kernels.)
 #[test]
 fn planning_compiles_what_a_pass_launches() {
     let walk = Walk { samples: 2, positions: 5, samples_per_grain: 1, grains_per_microbatch: 2 };
@@ -79,12 +80,13 @@ fn planning_compiles_what_a_pass_launches() {
     }
 }
 
-/// What is loaded of an arm, by its names.
+/// The kernels that an arm has loaded, by their names.
 fn loaded(arm: &Arm<Gpu<Emulator, Bf16>>) -> Vec<String> {
     arm.backend.loaded_sources().iter().map(ToString::to_string).collect()
 }
 
-/// What reads prompts and writes tokens was compiled when memory for sequences was planned.
+/// The kernels that read prompts and write tokens were compiled when memory for sequences was
+/// planned.
 #[test]
 fn planning_sequences_compiles_what_generation_launches() {
     for (name, config) in models() {

@@ -1,4 +1,5 @@
-//! Every tensor of MPT, GPT-Neo, Mamba-2 and a hybrid begins as in the code that the family comes from. No device is needed.
+//! The initial values of every tensor of MPT, GPT-Neo, Mamba-2 and a hybrid match the code that the
+//! family comes from. No device is needed.
 //!
 //! All models are 64 wide, have MLPs of 256 and 4 layers: expected numbers are written out, so that no formula is tested
 //! against itself.
@@ -9,26 +10,26 @@ use tidemill_model::{
     MptConfig,
 };
 
-/// What the values of a tensor are.
+/// The distribution of a tensor's values.
 #[derive(Clone, Copy, Debug)]
 enum Begin {
     /// The same everywhere.
     All(f32),
     /// Normal around 0 with this standard deviation.
     Normal(f64),
-    /// Uniform around 0, this far to both sides.
+    /// Uniform around 0, up to this distance.
     Uniform(f64),
     /// `ln(1), ln(2), ...` in every row of this many.
     Logarithms(usize),
-    /// Logarithms of what is uniform in `[1, 16)`.
+    /// Logarithms of uniform numbers in `[1, 16)`.
     Rates,
-    /// What softplus takes to steps that are log-uniform in `[0.001, 0.1]`.
+    /// Numbers whose softplus is log-uniform in `[0.001, 0.1]`.
     StepSizes,
 }
 
 use Begin::{All, Logarithms, Normal, Rates, StepSizes, Uniform};
 
-/// How many standard errors an estimate may be off.
+/// The allowed error of an estimate, in standard errors.
 const STANDARD_ERRORS: f64 = 5.0;
 
 impl Begin {
@@ -74,7 +75,8 @@ impl Begin {
     }
 }
 
-/// Mean and standard deviation, as near as so many draws from a distribution of this kurtosis come to it.
+/// Mean and standard deviation, within the error of this many draws from a distribution of this
+/// kurtosis.
 fn check_moments(name: &str, values: &[f32], [mean, standard_deviation]: [f64; 2], kurtosis: f64) {
     let count = values.len() as f64;
     let found_mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;

@@ -1,6 +1,7 @@
-//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other blocks do not
-//! change; and the names and shapes of Mamba's tensors. Those of the other families are held against files of transformers
-//! in `bodies/transformers.rs`. No device is needed.
+//! Properties of every family's layout, tested with a Mamba: segments, uses, a tied head, initial
+//! values that other blocks do not change; and the names and shapes of Mamba's tensors.
+//! `bodies/transformers.rs` compares those of the other families with files of transformers. No
+//! device is needed.
 
 use tidemill_kernels::Cpu;
 use tidemill_model::{Decay, LanguageModel, MambaConfig};

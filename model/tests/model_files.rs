@@ -1,4 +1,4 @@
-//! Model files: what is written reads back to the bit, and what is damaged is refused by name.
+//! Model files: a written file reads back to the bit, and a damaged one is refused by name.
 
 #[path = "bodies/fixtures.rs"]
 mod fixtures;
@@ -70,7 +70,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// The lengths of a file are added up with care: what is too much is damage, not another number.
+/// The lengths of a file are added with overflow checks: an overflow is damage, not another number.
 #[test]
 fn a_header_that_states_as_many_bytes_as_there_are_numbers_is_damaged() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -105,7 +105,7 @@ fn a_header_that_states_as_many_bytes_as_there_are_numbers_is_damaged() {
 fn a_model_reads_back_to_the_bit() {
     for tied in [true, false] {
         let (model, mut arena) = model(tied);
-        // Values that a conversion by way of text or another type would lose.
+        // Values that a conversion through text or another type would lose.
         let norm = model.layout().tensors().iter().find(|t| t.name == NORM).expect("there").offset;
         arena[norm..norm + 3].copy_from_slice(&[-0.0, 1e-45, f32::MAX]);
         let folder = tempfile::tempdir().expect("a folder");
@@ -115,7 +115,7 @@ fn a_model_reads_back_to_the_bit() {
         assert_eq!(bits(&found), bits(&arena));
         assert_eq!(model.layout().parameter_elements(), found.len());
         assert!(save(folder.path(), &json!({}), model.layout(), &arena[1..]).is_err());
-        // In files of one segment each, and in one again: what was there before is not read.
+        // In files of one segment each, and in one again: the files from before are not read.
         for (scale, file_bytes) in [(2.0, 1), (3.0, FILE_BYTES), (4.0, 300)] {
             let other: Vec<f32> = arena.iter().map(|value| value * scale).collect();
             let (config, layout) = (model.config_json(), model.layout());
@@ -305,7 +305,8 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
             refusals += 1;
         }
     }
-    // What remains is the metadata, which nobody reads, and spaces that became another white space.
+    // The other bytes are the metadata, which is not read, and white space that became another
+    // white space.
     assert!(refusals > header_bytes * 9 / 10, "{refusals} of {header_bytes} flips");
 }
 

@@ -1,8 +1,8 @@
 //! Every test body of the model through HIP: in fp32 on a device in waves of 64 with hipBLASLt, and in bf16 on one in waves of 32 with
 //! rocBLAS. (Kernels are tested there in both precisions on both.)
 //!
-//! Without an AMD GPU the libraries of HIP are those of `kernels/tests/hip_runtime`; `TIDEMILL_TEST_BACKEND=rocm` asks for the
-//! machine's own, whose first device then runs both.
+//! Without an AMD GPU the libraries of HIP are those of `kernels/tests/hip_runtime`. With
+//! `TIDEMILL_TEST_BACKEND=rocm` they are the machine's own, and its first device runs both.
 
 mod bodies;
 #[path = "../../tests/support/hip_runtime.rs"]
@@ -39,7 +39,7 @@ macro_rules! tests {
         mod $module {
             use super::*;
 
-            /// One for all: what the matrix library is pinned to is found once.
+            /// One for all tests, so that the matrix library's algorithms are chosen once.
             static ARM: LazyLock<Arm<Gpu<Rocm, $precision>>> = LazyLock::new(|| arm($device));
 
             $(

@@ -1,4 +1,4 @@
-//! How the next token is chosen, by hand and beside transformers.
+//! Sampling of the next token, compared with results by hand and by transformers.
 
 use std::path::Path;
 
@@ -57,7 +57,7 @@ fn top_k_and_top_p_leave_the_rest_out() {
     assert_eq!(drawn(top(1)), [false, true, false, false]);
     assert_eq!(drawn(top(3)), [true, true, true, false]);
     assert_eq!(drawn(top(9)), [true; 4]);
-    // Top-p counts the probabilities that top-k left: 0.5 / 0.8 reaches 0.6 alone.
+    // Top-p counts the probabilities that top-k has left: 0.5 / 0.8 alone reaches 0.6.
     let both = SamplingSettings { top_k: 2, top_p: 0.6, ..plain };
     assert_eq!(drawn(both), [false, true, false, false]);
 }

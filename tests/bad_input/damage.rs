@@ -1,4 +1,4 @@
-//! Data sets, checkpoints and metrics that are not what was written.
+//! Data sets, checkpoints and metrics that were damaged after they were written.
 
 use super::{nothing_half_written, training};
 use crate::support::Workbench;
@@ -24,7 +24,7 @@ fn damaged_data_sets() {
         }
         std::fs::remove_file(&shard).unwrap();
         training(&bench, &whole).refused(1, &["data/shard-00001.parquet"]);
-        // Without an index the files themselves must say so.
+        // Without an index the files themselves must show it.
         std::fs::remove_file(&index_path).unwrap();
         let vocab_size = ["--set", "model.vocab_size=259"];
         for bad in [&good[..good.len() / 2], &[]] {
@@ -43,7 +43,7 @@ fn damaged_data_sets() {
     }
 }
 
-/// A data set whose index promises fewer tokens than there are, or none.
+/// A data set whose index promises fewer tokens than the shards have, or none.
 #[test]
 fn tokens_outside_the_vocabulary() {
     for processes in ["1", "2"] {
@@ -65,7 +65,7 @@ fn tokens_outside_the_vocabulary() {
     }
 }
 
-/// The latest checkpoint is damaged: that is said, it is not skipped, and the older one stays as it is.
+/// A damaged latest checkpoint is an error: it is not skipped, and the older one stays unchanged.
 #[test]
 fn damaged_checkpoints() {
     let bench = Workbench::new();
@@ -98,13 +98,13 @@ fn damaged_checkpoints() {
                     "{what}: {refused:?}: something was written"
                 );
             }
-            // Without trainer.json it is a model like any other.
+            // Without trainer.json the folder is a model like any other.
             if name != "trainer.json" {
                 let generate = ["generate", "--model", "run", "--prompt", "a"];
                 let inspect = ["inspect", "run/checkpoints/step-00000005"];
                 for command in [&generate[..], &inspect] {
                     let answered = bench.tidemill(command);
-                    // What only a run that goes on needs, nothing else reads.
+                    // Only a resumed run reads the optimizer's state.
                     match name.as_str() {
                         "optimizer.safetensors" => answered.expect(0),
                         _ => answered.refused(1, &["step-00000005", name]),

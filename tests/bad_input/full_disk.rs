@@ -1,4 +1,4 @@
-//! Disks that are full, and readers that are gone.
+//! Full disks, and closed pipes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,8 +7,9 @@ use super::training;
 use crate::support::outcome::files;
 use crate::support::{Running, Workbench};
 
-/// A file that may not grow beyond a limit is a disk that is full: the checkpoint is not there, older ones are, and
-/// with room the run goes on as if nothing had been. That it is full is not the input's fault.
+/// A limit on the size of files acts as a full disk: the checkpoint is absent, older ones are
+/// unchanged, and with more room the run continues as if nothing had happened. The exit code does
+/// not blame the input.
 #[test]
 fn a_full_disk() {
     let bench = Workbench::new();
@@ -46,7 +47,8 @@ fn a_full_disk() {
     }
 }
 
-/// A data set for which there is no room, in its folder or where shards wait for a store: one line, and nothing is left.
+/// A data set without enough room, in its folder or where shards wait for a store: one line of
+/// error, and nothing is left.
 #[test]
 fn a_full_disk_under_prepare() {
     let bench = Workbench::new();
@@ -66,7 +68,7 @@ fn folders(path: &Path) -> Vec<String> {
     names
 }
 
-/// Standard output on a full disk is an error like any other; a pipe that lost its reader is none.
+/// Standard output on a full disk is an error like any other; a closed pipe is none.
 #[test]
 fn standard_output_that_takes_nothing() {
     let bench = Workbench::new();

@@ -1,5 +1,5 @@
-//! Updates for which there is no room: one line that names the path, the version before as it was, and nothing beside it; with
-//! room the same update ends with the bytes of a preparation from nothing.
+//! Updates without enough room: one line that names the path, the old version unchanged, and no
+//! other files beside it; with room the same update gives the bytes of a preparation from nothing.
 //!
 //! Seen red: indexes that are written beside those in place, files that are put in place before all have room, hidden folders that
 //! stay, temporary files in another folder than the one that is asked for, and a note that comes twice.
@@ -12,7 +12,7 @@ use crate::support::outcome::files;
 use crate::support::processes::wait_until;
 use crate::support::{Finished, Running, Workbench};
 
-/// Of a data set of short rows in small shards, so that a change makes several files new.
+/// Settings of a data set with short rows in small shards, so that a change creates several files.
 const PREPARE: [&str; 10] = [
     "prepare",
     "--input",
@@ -30,7 +30,7 @@ const UPDATE: [&str; 4] = ["prepare", "--output", "kept", "--update"];
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// A data set, and what it is to become: its inputs have changed since.
+/// A data set whose inputs have changed since it was prepared.
 struct Outdated {
     bench: Workbench,
     before: Files,
@@ -51,7 +51,7 @@ impl Outdated {
         Outdated { bench, before, anew }
     }
 
-    /// A script of the shell that the program is run by, as `"$@"`.
+    /// A script of the shell that runs the program, as `"$@"`.
     fn run(&self, script: &str, arguments: &[&str]) -> Finished {
         Running::start_in_shell(self.bench.folder(), script, arguments).finish()
     }
@@ -61,7 +61,7 @@ impl Outdated {
     }
 }
 
-/// What a preparation of the inputs makes of them now, but for how they look.
+/// The result of preparing the present inputs from nothing, without the record of file times.
 fn anew(bench: &Workbench) -> Files {
     let mut anew = PREPARE;
     anew[9] = "anew";
@@ -80,7 +80,7 @@ fn assert_holds(folder: &Path, expected: &Files, what: &str) {
     }
 }
 
-/// All names of a folder and those in it, of folders too.
+/// All paths in a folder, those of folders too.
 fn names(folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -95,8 +95,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Files that may not grow beyond a limit, which is larger each time: records of documents, shards, parts of the state, and
-/// indexes are too large one after the other.
+/// A limit on the size of files, larger each time: records of documents, shards, parts of the
+/// state, and indexes exceed it one after the other.
 #[test]
 fn an_update_whose_files_may_not_grow() {
     let outdated = Outdated::new();
@@ -121,7 +121,8 @@ fn an_update_whose_files_may_not_grow() {
     assert_holds(&kept, &outdated.anew, "with room");
 }
 
-/// Following goes on while there is no room, and says so once; what mends it is another change here, or room.
+/// Following continues without room, and reports that once; another change of the inputs, or more
+/// room, ends it.
 #[test]
 fn following_whose_files_may_not_grow() {
     let bench = Workbench::new();
@@ -157,13 +158,14 @@ fn following_whose_files_may_not_grow() {
     assert_eq!(names(&bench.path("kept")).into_iter().find(is_hidden), None);
 }
 
-/// A line of shell: a disk of its own at a folder, which is gone with the process.
+/// A line of shell: mounts a disk on a folder, for the lifetime of the process.
 const ON_DISK: &str = "exec unshare --map-root-user --mount sh -c \"$SCRIPT\" sh \"$@\"";
 
 /// Pages of 4 KiB of a disk that are in use.
 const USED: &str = "used() { df -B4096 --output=used \"$1\" | tail -1; }";
 
-/// A disk with the data set on which so many pages are free: each file of an update takes one or two.
+/// A disk with the data set on which this many pages are free: each file of an update takes one or
+/// two.
 #[test]
 #[ignore = "mounts a tmpfs, which not every machine allows; .ci/run runs it where it does"]
 fn an_update_on_a_full_disk() {
@@ -206,7 +208,7 @@ fn an_update_on_a_full_disk() {
     assert!(failed > 5, "{failed} disks were full");
 }
 
-/// Where temporary files are there is no room: the line names that folder.
+/// If the folder for temporary files has no room, the line names that folder.
 #[test]
 #[ignore = "mounts a tmpfs, which not every machine allows; .ci/run runs it where it does"]
 fn an_update_without_room_for_temporary_files() {
@@ -232,7 +234,8 @@ fn an_update_without_room_for_temporary_files() {
     assert_holds(&bench.path("kept"), &outdated.anew, "with room");
 }
 
-/// Following says it once, keeps the version before, and goes on by itself as soon as there is room.
+/// Following reports it once, keeps the old version, and continues by itself as soon as there is
+/// room.
 #[test]
 #[ignore = "mounts a tmpfs, which not every machine allows; .ci/run runs it where it does"]
 fn following_on_a_full_disk() {
@@ -241,7 +244,7 @@ fn following_on_a_full_disk() {
     bench.tidemill(&UPDATE).expect(0);
     let first = anew(bench);
     fs::create_dir(bench.path("disk")).unwrap();
-    // The shell looks for files by which this test says what is next.
+    // The shell waits for files by which this test controls it.
     let script = format!(
         "{USED}; wait_for() {{ while [ ! -e $1 ]; do read -t 1 <>wake || true; done; }}
         mount -t tmpfs -o size=64m none disk && cp -a kept disk/kept || exit 9

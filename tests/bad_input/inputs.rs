@@ -1,4 +1,4 @@
-//! What `prepare` is given to read: wrong lines, columns, samples and flags.
+//! Inputs of `prepare`: wrong lines, columns, samples and flags.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ fn filters_that_are_none() {
     prepare(&bench, &rejected).refused(1, &["most of them by c4.min_sentences"]);
 }
 
-/// A decoder's error is the input's fault: nothing that restarts the program would mend it.
+/// An error of a decoder is the input's fault: a restart would not help.
 #[test]
 fn damaged_compressed_shards() {
     let bench = Workbench::new();
@@ -56,7 +56,7 @@ fn damaged_compressed_shards() {
             flipped[at] ^= 0x55;
             for damaged in [&flipped, &empty] {
                 std::fs::write(&path, damaged).unwrap();
-                // What the decoder itself cannot tell, the samples may not show.
+                // Damage that the decoder itself misses must not reach the samples.
                 let finished = prepare(&bench, &["--input", name, "--vocab-size", "99999"]);
                 match finished.status.code() {
                     Some(0) => std::fs::remove_dir_all(bench.path("out")).unwrap(),
@@ -67,7 +67,7 @@ fn damaged_compressed_shards() {
     }
 }
 
-/// Lines that are no documents are named and counted; with `--strict` the first is the error.
+/// Lines that are not documents are named and counted; with `--strict` the first is an error.
 #[test]
 fn lines_of_documents() {
     let bench = Workbench::new();
@@ -100,8 +100,8 @@ fn lines_of_documents() {
     prepare(&bench, &["--input", "in", "--eos-token", "x"]).refused(2, &["--tokenizer"]);
 }
 
-/// An output may be a URL; one that cannot be used is named without what may be secret, and what is still being
-/// prepared is not inspected.
+/// An output may be a URL. The error for an unusable one hides secrets in it; a data set that is
+/// still being prepared cannot be inspected.
 #[test]
 fn outputs_at_urls() {
     let bench = Workbench::new();
@@ -121,7 +121,7 @@ fn outputs_at_urls() {
         let refused = at(output).refused(1, parts);
         assert!(!refused.stderr.contains("secret"), "{refused:?}");
     }
-    // Where shards would wait is looked at before anything is sent.
+    // The folder where shards would wait is checked before anything is uploaded.
     let nowhere = "TMPDIR=nowhere exec \"$@\"";
     let arguments = ["prepare", "--input", "data-text", "--output", "s3://bucket/out"];
     let finished = Running::start_in_shell(bench.folder(), nowhere, &arguments).finish();

@@ -1,4 +1,4 @@
-//! Losses that are not finite: the run ends before they reach a weight, and says which samples gave them.
+//! Losses that are not finite: the run ends before they reach a weight, and names the samples.
 //!
 //! Seen red: with a step, a lane, a grain, a position or a row that is not the one at fault, and without its file.
 
@@ -10,7 +10,7 @@ use super::nothing_half_written;
 use crate::support::workbench::{SEQ_LEN, config, text};
 use crate::support::{Job, Workbench};
 
-/// Stands in one document only.
+/// A token of one document only.
 const RARE: u8 = b'Q';
 
 /// A model with a head of its own, which has no number for [`RARE`].
@@ -54,7 +54,7 @@ fn a_sample_without_a_finite_loss_is_named_with_its_step_lane_row_and_file() {
     let data = ResolvedRun::new(resolved, 1).unwrap().data;
     let shards = data.data_set(0).shards();
     assert!(shards.len() > 3, "a file to be told from others");
-    // Its last token is predicted, and not read.
+    // Its last token is a target, and not an input.
     let holds = |at: &u64| {
         let tokens = data.data_set(0).sample(data.sample_at(*at).sample).unwrap();
         tokens[..SEQ_LEN].contains(&u32::from(RARE))

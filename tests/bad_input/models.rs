@@ -20,7 +20,7 @@ fn model_folders() {
     generate("nowhere", &["nowhere", "expected a checkpoint"]);
     generate("data-text", &["data-text", "expected a checkpoint"]);
     generate("run.toml", &["run.toml"]);
-    // A Hugging Face folder has no checksums: its files must be believed or refused by themselves.
+    // A Hugging Face folder has no checksums, so its files are checked by their contents alone.
     let model = bench.path("model");
     let good = files(&bench.path("run/checkpoints/step-00000005"));
     let write = |name: &str, bytes: &[u8]| {
@@ -69,7 +69,7 @@ fn model_folders() {
     }
 }
 
-/// What a folder of each family may say in its config that cannot be, and what is answered.
+/// Impossible values in the config of each family, and the errors for them.
 const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("foundry", "/n_heads", "3", "n_heads: expected a divisor of d_model, which is 16, found 3"),
     ("foundry", "/norm_type", "\"rmsnorm\"", "norm_type: expected \"layernorm\" or"),
@@ -148,7 +148,7 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("mamba", "/intermediate_size", "7", "intermediate_size: expected expand * hidden_size = 60"),
 ];
 
-/// `value` with `json` at `pointer`, whose parent is there.
+/// `value` with `json` at `pointer`, whose parent exists.
 fn set(value: &mut Value, pointer: &str, json: &str) {
     let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
     let parent = value.pointer_mut(parent).and_then(Value::as_object_mut).expect("an object");
@@ -215,7 +215,7 @@ fn model_folders_of_every_family() {
         });
         let expected = format!("model: tensor {root}.extra.weight is none that this model has");
         refused(config, &extra, &[&expected]);
-        // As it was, it is a model.
+        // The unchanged folder is a model.
         bench.write("model/model.safetensors", weights);
         let generate = ["generate", "--model", "model", "--tokens", "1", "--max-new-tokens", "1"];
         bench.tidemill(&generate).expect(0);

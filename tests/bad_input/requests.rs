@@ -1,9 +1,9 @@
-//! What is asked of a model: prompts, texts and how to choose.
+//! Requests to a model: prompts, texts and sampling settings.
 
 use super::{train_family, training};
 use crate::support::{Finished, Running, Workbench};
 
-/// Broken lines are named by number; what was scored before them has been printed.
+/// Broken lines are named by number; results of the lines before have been printed.
 #[test]
 fn lines_to_score() {
     let bench = Workbench::new();
@@ -41,7 +41,8 @@ fn lines_to_score() {
     bench.tidemill(&arguments).refused(1, &["missing.jsonl", "No such file"]);
 }
 
-/// Every prompt is looked at before any is continued: a wrong one is named by its line, and nothing is printed.
+/// Every prompt is checked before any is continued: the error names the line, and nothing is
+/// printed.
 #[test]
 fn prompts_to_continue() {
     let bench = Workbench::new();
@@ -64,7 +65,7 @@ fn prompts_to_continue() {
         bench.write("input.jsonl", format!("{good}\n{broken}\n{good}"));
         bench.tidemill(&arguments).refused(1, &["input.jsonl: line 3: ", part]);
     }
-    // Nothing asked for is nothing to answer, and is said.
+    // An empty file of requests has no results, and a message says so.
     for empty in ["", "\n \n"] {
         bench.write("input.jsonl", empty);
         for command in ["generate", "score"] {
@@ -79,7 +80,7 @@ fn prompts_to_continue() {
     }
 }
 
-/// Lines of prompts or texts of so many letters, a token each.
+/// Lines of prompts or texts of this many letters, a token each.
 fn write_letters(bench: &Workbench, key: &str, lengths: &[usize]) {
     let line = |&length: &usize| format!("{{\"{key}\": {:?}}}\n", "a".repeat(length));
     bench.write("input.jsonl", lengths.iter().map(line).collect::<String>());
@@ -94,7 +95,8 @@ fn answered(finished: &Finished) -> Vec<usize> {
     finished.stdout.lines().map(tokens).collect()
 }
 
-/// More than a model has learned positions for is refused by line; an answer ends where they do, and that is said.
+/// A prompt longer than the learned positions is refused by line; an answer ends at the last
+/// position, with a message.
 #[test]
 fn learned_positions() {
     let bench = Workbench::new();
@@ -155,7 +157,8 @@ fn positions_that_are_not_learned() {
     }
 }
 
-/// What there is no memory for is told with what would need less; on the CPU there is no other way to compute it.
+/// An allocation that fails says which setting would need less memory, as the CPU has no other way
+/// to compute it.
 #[test]
 fn answers_without_room() {
     let bench = Workbench::new();
@@ -176,7 +179,7 @@ fn answers_without_room() {
     }
 }
 
-/// Settings that choose nothing are named by their flags, before a model is opened.
+/// Settings that no token can be chosen by are named by their flags, before a model is opened.
 #[test]
 fn sampling_flags() {
     let bench = Workbench::new();
@@ -193,7 +196,7 @@ fn sampling_flags() {
             bench.tidemill(&arguments).refused(1, &[&line]);
         }
     }
-    // 0 is no filter.
+    // 0 switches a filter off.
     training(&bench, &[]).expect(0);
     let generate = |more: &[&str]| {
         let arguments = ["generate", "--model", "run", "--tokens", "1", "--format", "json"];

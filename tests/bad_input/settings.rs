@@ -4,7 +4,7 @@ use crate::families::{table, with_model};
 use crate::support::Workbench;
 use crate::support::workbench::CONFIG;
 
-/// Trains with a config, and expects to be refused before anything is written.
+/// Trains with a config, and expects an error before anything is written.
 #[track_caller]
 fn refused_config(bench: &Workbench, config: &str, arguments: &[&str], parts: &[&str]) {
     bench.write("bad.toml", config);
@@ -13,7 +13,7 @@ fn refused_config(bench: &Workbench, config: &str, arguments: &[&str], parts: &[
     assert!(!bench.path("run").exists(), "{arguments:?}: the run folder was created");
 }
 
-/// What stands in a config is quoted, but not obeyed, and not at any length.
+/// Text of a config is quoted in errors without control characters, and cut to a length.
 #[test]
 fn configs_that_are_no_text_or_too_long() {
     let bench = Workbench::new();

@@ -1,4 +1,4 @@
-//! Files that are not what their names say, and secrets that stand where they can be read.
+//! Files that are not what their names suggest, and secrets in places where they can be read.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::support::{Running, Workbench};
 
-/// Makes a pipe that nothing writes to.
+/// Makes a pipe without a writer.
 fn pipe(bench: &Workbench, name: &str) {
     let path = bench.path(name);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -44,7 +44,7 @@ fn pipes_and_devices_in_the_place_of_files_are_refused_and_not_waited_for() {
     for (arguments, parts) in cases {
         bench.tidemill(&arguments).refused(1, &parts);
     }
-    // A shard of no bytes: its size is right.
+    // A shard of no bytes, whose size in the index is right.
     pipe(&bench, "mds/shard");
     let index = r#"{"version": 2, "shards": [{"column_encodings": ["str"], "column_names": ["text"],
         "column_sizes": [null], "compression": null, "format": "mds", "version": 2, "samples": 0,
@@ -61,7 +61,7 @@ fn a_damaged_tokenizer_is_one_line() {
         (r#"{"version": "1.0", "decoder": {"type": "#, "EOF while parsing"),
         (r#"{"version": "1.0", "decoder": {"type": }}"#, "expected value"),
         (r#"{"version": "1.0", "decoder": 1e999}"#, "number out of range"),
-        // What reads such files panics on a prefix that is longer than a token.
+        // The library for such files panics on a prefix that is longer than a token.
         (
             r#"{"version": "1.0", "model": {"type": "BPE", "continuing_subword_prefix": "----",
                 "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}"#,
@@ -76,7 +76,7 @@ fn a_damaged_tokenizer_is_one_line() {
     }
 }
 
-/// The address of a store that lets no client in.
+/// The address of a store that refuses every client.
 fn refusing_store() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -110,7 +110,7 @@ fn no_password_and_no_token_stand_in_a_trace() {
         assert!(!finished.status.success() && finished.stderr.contains(part), "{finished:?}");
         for text in [&finished.stdout, &finished.stderr] {
             assert!(!text.contains("hidden"), "{text}");
-            // Nor what carries requests says, which is of addresses as they are used.
+            // Logs of the HTTP library, which contain addresses as they are used, hide them too.
             assert!(!text.contains("connecting to") && !text.contains("Http::connect"), "{text}");
         }
     }

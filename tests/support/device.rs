@@ -1,10 +1,10 @@
-//! What these tests compute on: the CPU, unless the environment names another device.
+//! The device of these tests: the CPU, unless the environment names another.
 //!
-//! Where it names one that is not there, every test that trains fails: nothing is passed over.
+//! If the named device is missing, every test that trains fails: nothing is skipped.
 
 use super::tested_backend::BACKEND_VARIABLE;
 
-/// Names the precision: `fp32` (the default) or `bf16`.
+/// The variable with the precision: `fp32` (the default) or `bf16`.
 const PRECISION_VARIABLE: &str = "TIDEMILL_TEST_PRECISION";
 
 /// `device.backend` of every run: `cpu` by default.
@@ -17,7 +17,8 @@ pub fn precision() -> String {
     std::env::var(PRECISION_VARIABLE).unwrap_or_else(|_| "fp32".to_owned())
 }
 
-/// The arguments of the program, with flags for the device where the subcommand has no config to name it.
+/// The arguments of the program, with flags for the device where the subcommand has no config that
+/// names it.
 pub fn with_device(arguments: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
     if let ["generate" | "score", ..] | ["bench", "train", ..] = arguments

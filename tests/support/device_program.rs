@@ -1,8 +1,8 @@
 //! A test program for one device, which may be missing.
 //!
-//! `#[test]`s cannot say that they did not run. A program with `harness = false` can: without its device each of its tests is
-//! told as not run, and where the environment asks for the device that is a failure. Arguments select the tests
-//! whose names hold one of them.
+//! A `#[test]` cannot report that it did not run. A program with `harness = false` can: without its
+//! device it reports each of its tests as not run, and if the environment asks for the device, that
+//! is a failure. Arguments select the tests whose names contain one of them.
 
 #[path = "tested_backend.rs"]
 mod tested_backend;
@@ -16,13 +16,13 @@ use tested_backend::BACKEND_VARIABLE;
 /// A test: its name, and what it runs on the device.
 pub type Test<A> = (&'static str, fn(&A));
 
-/// What became of the tests so far.
+/// The results of the tests so far.
 pub struct Program {
     backend: &'static str,
     parts: Vec<String>,
     passed: usize,
     failed: Vec<String>,
-    /// Why each of the others did not run.
+    /// The reasons of the tests that did not run.
     not_run: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ impl Program {
         Self { backend, parts, passed: 0, failed: Vec::new(), not_run: Vec::new() }
     }
 
-    /// Runs the selected tests of a group on `arm`, if there is one.
+    /// Runs the selected tests of a group on `arm`, if that exists.
     pub fn run<A>(&mut self, group: &str, arm: Result<&A, impl Display>, tests: &[Test<A>]) {
         for (test, body) in tests {
             let name = format!("{group}::{test}");
@@ -58,7 +58,7 @@ impl Program {
         }
     }
 
-    /// Says what became of all tests.
+    /// Reports the results of all tests.
     pub fn finish(self) -> ExitCode {
         let Self { backend, passed, failed, not_run, .. } = self;
         println!("{passed} passed, {} failed {failed:?}, {} not run", failed.len(), not_run.len());

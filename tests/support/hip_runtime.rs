@@ -1,15 +1,17 @@
-//! ROCm for tests, on machines without AMD GPUs: libraries that stand for HIP's runtime, hiprtc, hipBLASLt and rocBLAS, with the CPU
-//! below.
+//! ROCm for tests, on machines without AMD GPUs: libraries that imitate HIP's runtime, hiprtc,
+//! hipBLASLt and rocBLAS on the CPU.
 //!
-//! They are built from `kernels/tests/hip_runtime` by the host's `g++`, once for a change of their sources. The product opens them as
-//! it opens AMD's, by their names. Where the environment asks for `rocm`, tests use what the machine has instead.
+//! The host's `g++` builds them from `kernels/tests/hip_runtime`, once for each change of their
+//! sources. The program opens them by AMD's names, as it opens AMD's. If the environment asks for
+//! `rocm`, tests use the machine's own libraries instead.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The libraries in the order in which they need each other: name, source, and the library that it is linked to.
+/// The libraries, each after those that it needs: name, source, and the library that it is linked
+/// to.
 pub const LIBRARIES: [(&str, &str, Option<&str>); 4] = [
     ("libamdhip64.so.7", "runtime.cpp", None),
     ("libhiprtc.so.7", "hiprtc.cpp", None),
@@ -17,7 +19,7 @@ pub const LIBRARIES: [(&str, &str, Option<&str>); 4] = [
     ("librocblas.so.5", "rocblas.cpp", Some("libamdhip64.so.7")),
 ];
 
-/// Where the libraries lie: what `LD_LIBRARY_PATH` names for a program that is to find them.
+/// The folder of the libraries, for `LD_LIBRARY_PATH` of a program that must find them.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -35,7 +37,7 @@ pub fn folder() -> &'static Path {
     })
 }
 
-/// Follows from every source.
+/// Depends on every source.
 fn key(sources: &Path) -> String {
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -48,7 +50,7 @@ fn key(sources: &Path) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Builds aside and renames, because other test programs may build too.
+/// Built under another name and renamed, because other test programs may build too.
 fn build(sources: &Path, emulator: &Path, into: &Path) {
     let aside = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for (library, source, needed) in LIBRARIES {
@@ -67,7 +69,7 @@ fn build(sources: &Path, emulator: &Path, into: &Path) {
         let built = command.output().expect("g++ is there");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
-    // Another program that was faster has left the same there.
+    // Another program has put the same folder there first.
     if std::fs::rename(aside.path(), into).is_ok() {
         let _ = aside.keep();
     }

@@ -5,12 +5,13 @@ use std::sync::OnceLock;
 use super::hip_runtime::{LIBRARIES, folder};
 use super::tested_backend::BACKEND_VARIABLE;
 
-/// Whether the environment asks for the machine's own.
+/// Whether the environment asks for the machine's own libraries.
 pub fn is_the_machines() -> bool {
     std::env::var(BACKEND_VARIABLE).is_ok_and(|backend| backend == "rocm")
 }
 
-/// Opens the libraries in this process, so that their names find them; not where the environment asks for a machine's own.
+/// Opens the libraries in this process, so that their names find them; does nothing if the
+/// environment asks for the machine's own.
 pub fn load() {
     static LOADED: OnceLock<Vec<libloading::Library>> = OnceLock::new();
     LOADED.get_or_init(|| {

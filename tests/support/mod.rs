@@ -1,4 +1,4 @@
-//! What the promises have in common: a tiny run, everything that it leaves, and the program.
+//! Common parts of the promises: a tiny run, all of its files, and the program.
 
 pub mod device;
 pub mod hip_runtime;

@@ -1,4 +1,4 @@
-//! Everything of a run folder that may not depend on how the run was run.
+//! All contents of a run folder that may not depend on how the run was executed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use tidemill::metrics::{self, StepMetrics};
 use tidemill::operators::EvaluationReport;
 use tidemill::run_folder::LOCK_FILE;
 
-/// What a run left. Times are left out; everything else is compared to the bit.
+/// The results of a run, without times; everything is compared to the bit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Each file of each checkpoint.
@@ -37,7 +37,7 @@ impl Outcome {
         }
     }
 
-    /// The updates whose checkpoints are there.
+    /// The steps of the complete checkpoints.
     pub fn checkpoint_steps(&self) -> Vec<u64> {
         self.checkpoints.keys().copied().collect()
     }
@@ -53,7 +53,8 @@ impl Outcome {
     }
 }
 
-/// Every file below `folder`, by its path in it; but not the last holder of a run folder.
+/// Every file below `folder`, by its path in it; except the record of the last holder of a run
+/// folder.
 pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -71,7 +72,7 @@ pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Fails with the first thing that differs, in a line that can be read.
+/// Fails with the first difference, in a readable line.
 pub fn assert_same(found: &Outcome, expected: &Outcome, what: &str) {
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
         let shown = |line: &[u64; 5]| (line[0], f64::from_bits(line[1]), f64::from_bits(line[2]));

@@ -1,11 +1,11 @@
-//! Processes from outside: which started which, which is gone, and signals.
+//! Processes seen from outside: their parents, their ends, and signals.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::program::DEADLINE;
 
-/// Waits for something that another thread or process does.
+/// Waits for an event in another thread or process.
 #[track_caller]
 pub fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let started = Instant::now();
@@ -17,20 +17,21 @@ pub fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
 
 /// Sends a signal to a process, or to a group where `target` is negative.
 pub fn signal(signal: &str, target: &str) {
-    // The shell's own kill: a program of that name need not be installed. It may come too late.
+    // The shell's own kill, as a program of that name may be missing. The process may have ended
+    // before.
     let line = format!("kill -s {signal} -- {target}");
     let _ = Command::new("sh").args(["-c", &line]).stderr(std::process::Stdio::null()).status();
 }
 
-/// The state letter and the parent of a process; `None` where there is none.
+/// The state letter and the parent of a process; `None` if it does not exist.
 fn state(pid: u32) -> Option<(char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // pid (name) state parent ...: the name may hold anything.
+    // pid (name) state parent ...: the name may contain any character.
     let mut words = text.rsplit_once(") ")?.1.split(' ');
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }
 
-/// The processes that `parent` has started and that are alive, in the order of their start.
+/// The live children of `parent`, in the order of their start.
 pub fn children(parent: u32) -> Vec<u32> {
     let listing = std::fs::read_dir("/proc").expect("these tests read /proc");
     let mut pids: Vec<u32> = listing

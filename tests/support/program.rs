@@ -12,26 +12,27 @@ use std::time::{Duration, Instant};
 use super::device::{backend, with_device};
 use super::processes::{self, is_gone, wait_until};
 
-/// Longer than anything here takes on a machine that does other things too.
+/// Longer than any step of a test, also on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What the processes of a test's cluster know.
+/// The secret of a test's cluster.
 const SECRET: (&str, &str) = ("TIDEMILL_CLUSTER_SECRET", "known to these tests alone");
 
-/// Set to a program to test that one instead.
+/// Names another program to test.
 const PROGRAM_VARIABLE: &str = "TIDEMILL_PROGRAM";
 
 /// The program of the build that these tests belong to.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| match std::env::var_os(PROGRAM_VARIABLE) {
-        // The tests start it in folders of their own.
+        // A relative path would be wrong in the folders in which tests start the program.
         Some(path) => std::path::absolute(path).expect("a path from here"),
         None => built_program(),
     })
 }
 
-/// `cargo test --workspace` has built it; where only these tests were built, or sources are newer, cargo does now.
+/// `cargo test --workspace` has built it; if only these tests were built, or sources are newer,
+/// cargo builds it now.
 fn built_program() -> PathBuf {
     // target/<profile>/deps/promises-<hash>
     let tests = std::env::current_exe().unwrap();
@@ -54,12 +55,12 @@ fn built_program() -> PathBuf {
     program
 }
 
-/// The crates that the program is made of.
+/// The crates of the program.
 const CRATES: [&str; 7] =
     ["collective", "dataflow", "evaluation", "files", "kernels", "model", "streaming-data"];
 
-/// Whether nothing that the program was built from has changed since. (Cargo's own list of these files is not always
-/// there: it leaves it out where it cannot tell what the build script of a dependency read.)
+/// Whether all sources of the program are older than it. (Cargo's own list of these files may be
+/// absent: it is left out if cargo cannot tell what the build script of a dependency read.)
 fn is_current(program: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified());
     let Ok(built) = modified(program) else { return false };
@@ -73,7 +74,7 @@ fn is_current(program: &Path) -> bool {
     while let Some(path) = paths.pop() {
         match std::fs::read_dir(&path) {
             Ok(entries) => paths.extend(entries.flatten().map(|entry| entry.path())),
-            // Not a folder, or one that this crate does not have.
+            // Not a folder, or not one of this crate.
             Err(_) if path.exists() => match modified(&path) {
                 Ok(modified) if modified <= built => {}
                 _ => return false,
@@ -84,7 +85,7 @@ fn is_current(program: &Path) -> bool {
     true
 }
 
-/// A program that runs, alone in a process group; killed with all of the group when dropped.
+/// A running program, alone in a process group; the drop kills the whole group.
 pub struct Running {
     child: Child,
     arguments: String,
@@ -114,14 +115,14 @@ impl Running {
         Self::spawn(folder, command, Stdio::piped())
     }
 
-    /// Starts the program by a line of shell, in which it is `"$@"`.
+    /// Starts the program through a line of shell, in which it is `"$@"`.
     pub fn start_in_shell(folder: &Path, line: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", line, "sh"]).arg(program()).args(with_device(arguments));
         Self::spawn(folder, command, Stdio::piped())
     }
 
-    /// Starts the program with its standard output going elsewhere.
+    /// Starts the program with its standard output redirected.
     pub fn start_into(stdout: Stdio, folder: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(program());
         command.args(with_device(arguments));
@@ -146,7 +147,7 @@ impl Running {
         self.child.id()
     }
 
-    /// The processes that this one has started, once there are `count`.
+    /// The child processes of the program, once there are `count`.
     pub fn children(&self, count: usize) -> Vec<u32> {
         let mut children = Vec::new();
         wait_until("the processes to start", || {
@@ -166,7 +167,7 @@ impl Running {
         processes::signal(signal, &format!("{0} -{0}", self.pid()));
     }
 
-    /// Sends a signal again and again, until the process ends; returns what it has said.
+    /// Sends a signal again and again, until the process ends; returns its output.
     pub fn signal_until_it_ends(self, signal: &str) -> Finished {
         wait_until("the process to end", || {
             self.signal(signal);
@@ -175,7 +176,7 @@ impl Running {
         self.finish()
     }
 
-    /// Sends a signal to the process and all that it has started, as a terminal does.
+    /// Sends a signal to the process and all its children, as a terminal does.
     pub fn signal_group(&self, signal: &str) {
         processes::signal(signal, &format!("-{}", self.pid()));
     }
@@ -240,8 +241,8 @@ impl Finished {
         self
     }
 
-    /// Fails unless it refused: `code`, one line on standard error that holds every one of `parts`, and nothing on
-    /// standard output.
+    /// Fails unless the program refused its input: exit code `code`, one line on standard error
+    /// that contains every one of `parts`, and an empty standard output.
     #[track_caller]
     pub fn refused(self, code: i32, parts: &[&str]) -> Self {
         let refused = self.expect(code);
@@ -254,9 +255,9 @@ impl Finished {
         refused
     }
 
-    /// Fails unless it ended with `code` after it had begun: whatever progress standard error shows, then one line (one
-    /// of each process, where several met the same trouble at once) that holds every one of `parts`, and nothing on
-    /// standard output.
+    /// Fails unless the program ended with `code` after it had begun: any progress on standard
+    /// error, then one line (one of each process, if several met the same error at once) that
+    /// contains every one of `parts`, and an empty standard output.
     #[track_caller]
     pub fn failed(self, code: i32, parts: &[&str]) -> Self {
         let failed = self.expect(code);
@@ -278,7 +279,7 @@ impl Finished {
         failed
     }
 
-    /// The JSON that is alone on standard output.
+    /// The JSON that standard output consists of.
     #[track_caller]
     pub fn json(&self) -> serde_json::Value {
         let parsed = serde_json::from_str(&self.stdout);
@@ -286,12 +287,13 @@ impl Finished {
     }
 }
 
-/// Whether a line of standard error says that processes share a GPU: where these tests run on one, they do.
+/// Whether a line of standard error reports that processes share a GPU, which these tests do on a
+/// machine with one.
 pub fn is_of_shared_gpu(line: &str) -> bool {
     line.contains("workers 0 and 1 share a GPU") && backend() != "cpu"
 }
 
-/// The lines of a hosts file: as many addresses of this machine that had no listener a moment ago.
+/// The lines of a hosts file: addresses of this machine that had no listener a moment ago.
 pub fn free_hosts(processes: usize) -> String {
     let listeners: Vec<_> =
         (0..processes).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();

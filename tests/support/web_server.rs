@@ -20,7 +20,7 @@ impl WebServer {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (folder, seen) = (folder.clone(), Arc::clone(&seen));
-                // A client may go at any moment.
+                // A client may disconnect at any moment.
                 std::thread::spawn(move || answer(stream?, &folder, &seen));
             }
         });
@@ -32,7 +32,7 @@ impl WebServer {
         format!("http://{}/{name}", self.address)
     }
 
-    /// Requests so far whose first line holds these words.
+    /// The number of requests so far whose first line contains these words.
     pub fn count(&self, words: &str) -> usize {
         self.requests.lock().unwrap().iter().filter(|line| line.contains(words)).count()
     }
@@ -78,7 +78,7 @@ fn answer(stream: TcpStream, folder: &Path, seen: &Mutex<Vec<String>>) -> std::i
         body.len()
     )?;
     (&stream).write_all(body)?;
-    // The other side closes first: what is unread here would cut its answer short.
+    // The other side must close first: closing with unread input would cut the answer short.
     stream.shutdown(std::net::Shutdown::Write)?;
     (&stream).read_to_end(&mut Vec::new()).map(drop)
 }

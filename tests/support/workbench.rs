@@ -1,4 +1,4 @@
-//! A folder of its own for each test: data sets made from fixed text, configs, and runs of them.
+//! A folder for each test: data sets made from fixed text, configs, and runs of them.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -16,8 +16,8 @@ use super::program::{Finished, Running};
 /// Predicted tokens of a sample.
 pub const SEQ_LEN: usize = 17;
 
-/// A run of odd sizes: lanes of five or six samples, so that grains of two do not divide all of them, and a tied
-/// embedding. Paths are relative to the workbench.
+/// A run of odd sizes: lanes of five or six samples, which grains of two do not divide evenly, and
+/// a tied embedding. Paths are relative to the workbench.
 pub const CONFIG: &str = r#"
 [run]
 dir = "run"
@@ -74,12 +74,12 @@ pub fn text(seed: u64, words: u64) -> String {
     (0..words).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// A folder that holds `data` and `validation`, and whatever a test puts there.
+/// A folder with `data` and `validation`, and the files of a test.
 pub struct Workbench {
     folder: TempDir,
 }
 
-/// One call of the library's `train`: [`config`] with overrides, on so many workers.
+/// One call of the library's `train`: [`config`] with overrides, on a number of workers.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The run folder.
@@ -123,7 +123,7 @@ impl Workbench {
         self.folder.path().join(name)
     }
 
-    /// Writes a file, and the folders that it stands in.
+    /// Writes a file, and creates the folders above it.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -147,13 +147,13 @@ impl Workbench {
         train(ResolvedRun::new(config, job.workers)?, TrainOptions::threads(job.workers))
     }
 
-    /// Trains with the library and gathers what the run folder then holds.
+    /// Trains with the library and collects the contents of the run folder.
     pub fn train(&self, job: Job<'_>) -> Outcome {
         self.try_train(job).unwrap_or_else(|error| panic!("{job:?}: {}", causes(&error)));
         self.outcome(job.dir)
     }
 
-    /// What the run folder `dir` holds.
+    /// The contents of the run folder `dir`.
     pub fn outcome(&self, dir: &str) -> Outcome {
         Outcome::read(&self.path(dir))
     }
@@ -169,7 +169,7 @@ impl Workbench {
     }
 }
 
-/// An error with everything that caused it.
+/// An error with all of its causes.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -146,8 +146,8 @@ fn refuse_what_is_there(output: &Path) -> Result<(), JobError> {
     if output.symlink_metadata().is_err() {
         return Ok(());
     }
-    let expected = "a file that is not there: name another, or remove it";
-    Err(JobError::value("--output", expected, output.display()))
+    let found = format!("{}, which exists: name another, or remove it", output.display());
+    Err(JobError::value("--output", "the path of a new file", found))
 }
 
 /// The tokenizer.json: special tokens first, then bytes and what was merged.

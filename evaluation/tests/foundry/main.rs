@@ -22,7 +22,8 @@ use crate::rules::{Asked, Asks, BENCHMARKS, Benchmark, Tokenizer, averages};
 const QUESTIONS: usize = 20;
 const SEED: u64 = 7;
 
-/// Questions with white space where there may be some, and answers of one or two letters, so that some are written greedily.
+/// Questions with white space in the places where a row may have it, and answers of one or two
+/// letters, so that the model writes some of them greedily.
 fn rows(asks: Asks, random: &mut Random) -> Vec<Value> {
     const WORDS: [&str; 6] = ["the mill", " turns", "größer ", "it", "\n", "Who? "];
     let digits = ["1", "2", "12", "21", "1 2"];
@@ -49,7 +50,8 @@ fn rows(asks: Asks, random: &mut Random) -> Vec<Value> {
     (0..QUESTIONS).map(row).collect()
 }
 
-/// The crate's plan of a built-in task over `rows`, with as many examples as its suite says.
+/// The crate's plan of a built-in task over `rows`, with the number of examples that its suite
+/// sets.
 fn planned(name: &str, rows: &[Value], tokenizer: &Small, positions: usize) -> PlannedTask {
     let folder = tempfile::tempdir().expect("a folder");
     let found = find("foundry").expect("built in").tasks;
@@ -65,7 +67,7 @@ fn planned(name: &str, rows: &[Value], tokenizer: &Small, positions: usize) -> P
     PlannedTask::new(task, shots, &settings, &vocabulary).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the model answers, as the crate is told it.
+/// The model's answers in the crate's form.
 fn answer(Asked { tokens, context }: &Asked, logits: &[Vec<f64>]) -> Answer {
     let (mut log_likelihood, mut greedy) = (0.0, true);
     for place in *context..tokens.len() {
@@ -78,7 +80,8 @@ fn answer(Asked { tokens, context }: &Asked, logits: &[Vec<f64>]) -> Answer {
     Answer { log_likelihood, greedy: Some(greedy) }
 }
 
-/// The accuracy of a benchmark by the rules, which the crate must have too; and how many of its requests lost their beginning.
+/// The accuracy of a benchmark by the rules, which the crate must reproduce; and how many of its
+/// requests were cut on the left.
 fn compared(benchmark: &Benchmark, letters: Letters, longest: usize) -> (f64, usize) {
     let tokenizer = Small(letters);
     let digits: &[&str] = if benchmark.asks == Asks::Words { &["1", "2", " 1", " 2"] } else { &[] };
@@ -90,7 +93,8 @@ fn compared(benchmark: &Benchmark, letters: Letters, longest: usize) -> (f64, us
     assert_eq!(planned.shots(), benchmark.shots, "{name}");
     let (mut answers, mut right, mut otherwise) = (Vec::new(), 0, 0);
     for (question, row) in rows.iter().enumerate() {
-        // Which rows are drawn is this crate's own; that they are others and distinct is the rule.
+        // The choice of rows is this crate's own; the rule says only that they differ from the
+        // question and from each other.
         let shots = examples(benchmark.shots, rows.len(), Pool::Same, question, SEED);
         let shots = shots.expect("enough rows");
         let mut distinct = shots.clone();
@@ -121,7 +125,7 @@ fn compared(benchmark: &Benchmark, letters: Letters, longest: usize) -> (f64, us
     let measured = planned.measure(&answers).expect("numbers");
     assert_eq!(measured.len(), 1, "{name} has one metric");
     assert!((measured[0].value - accuracy).abs() < 1e-12, "{name}: {measured:?}, {accuracy}");
-    // A rule that counts otherwise would be told from this one.
+    // The data can tell another rule of counting from this one.
     assert!(0 < right && right < rows.len(), "{name}: {right} right");
     assert!(benchmark.asks != Asks::Choice || otherwise > 0, "{name}: as by sums");
     let cut = planned.requests().iter().filter(|request| request.left_out > 0).count();

@@ -6,19 +6,19 @@ use crate::rules::Tokenizer;
 
 const BEGIN: u32 = 0;
 pub const END: u32 = 1;
-/// Bytes stand behind these two, and a space with a byte behind it behind all bytes.
+/// Two special tokens come first, then bytes, then pairs of a space and a byte.
 const BYTES: u32 = 2;
 const SPACED: u32 = BYTES + 256;
 pub const VOCABULARY: usize = SPACED as usize + 128;
 
-/// Whether a space and a letter are one token, as those of GPT-2 are; else a token is a byte.
+/// Whether a space and a letter are one token, as in GPT-2; otherwise each byte is a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Letters {
     Spaced,
     Bytes,
 }
 
-/// Puts a token before and one behind every text, where special tokens are asked for.
+/// Puts a token before and one behind every text, if special tokens are asked for.
 pub struct Small(pub Letters);
 
 impl Tokenizer for Small {
@@ -83,7 +83,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// One that likes to write `favoured` tokens, so that a greedy match is not a rarity.
+    /// A model that prefers to write `favoured` tokens, so that greedy matches are not rare.
     pub fn new(seed: u64, favoured: &[u32]) -> Self {
         let mut random = Random(seed);
         let mut rows = |count: usize, scale: f64| -> Vec<[f64; WIDTH]> {
@@ -97,7 +97,7 @@ impl Model {
         Self { recurrent, embedding, output, favour }
     }
 
-    /// The logits behind each token from place `first` on; none behind those before.
+    /// The logits behind each token from place `first` on; empty for tokens before it.
     pub fn logits(&self, tokens: &[u32], first: usize) -> Vec<Vec<f64>> {
         let dot = |a: &[f64; WIDTH], b: &[f64; WIDTH]| a.iter().zip(b).map(|(a, b)| a * b).sum();
         let mut state = [0.0; WIDTH];

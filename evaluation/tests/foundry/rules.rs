@@ -1,9 +1,10 @@
-//! LLM Foundry's rules of in-context learning, written down once more: plainly, from its sources (mosaicml/llm-foundry,
-//! `llmfoundry/eval/datasets`, `scripts/eval/yamls/tasks_v0.3.yaml`; the metrics are Composer's). Nothing of the crate is used here.
+//! LLM Foundry's rules of in-context learning, written down a second time, plainly, from its
+//! sources (mosaicml/llm-foundry, `llmfoundry/eval/datasets`, `scripts/eval/yamls/tasks_v0.3.yaml`;
+//! the metrics are Composer's). This module uses nothing of the crate.
 
 use serde_json::Value;
 
-/// What a row is asked.
+/// The kind of question of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asks {
     /// `query`, `choices`, `gold`.
@@ -38,7 +39,7 @@ const SPACE: (Asks, &str) = (Asks::Choice, " ");
 const SCHEMA: (Asks, &str) = (Asks::Schema, " ");
 const WORDS: (Asks, &str) = (Asks::Words, " ");
 
-/// Those of the gauntlet's v0.3 that are built in.
+/// The benchmarks of the gauntlet's v0.3 that are built in.
 pub const BENCHMARKS: [Benchmark; 11] = [
     of("world_knowledge", "arc_easy", ANSWER, (3, 0.25)),
     of("world_knowledge", "arc_challenge", ANSWER, (3, 0.25)),
@@ -56,13 +57,13 @@ pub const BENCHMARKS: [Benchmark; 11] = [
 /// Between few-shot examples.
 const BETWEEN: &str = "\n";
 
-/// What the rules have to know of a tokenizer.
+/// The properties of a tokenizer that the rules depend on.
 pub trait Tokenizer {
     fn tokens(&self, text: &str, with_special: bool) -> Vec<u32>;
     fn end(&self) -> u32;
 }
 
-/// What the model reads, of which what is behind `context` tokens is scored.
+/// The tokens that the model reads; those behind the first `context` tokens are scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub tokens: Vec<u32>,
@@ -83,7 +84,8 @@ fn gold(row: &Value) -> usize {
 }
 
 impl Benchmark {
-    /// What the model is asked about `rows[question]`, behind the examples `shots`, with at most `longest` tokens.
+    /// The requests for `rows[question]`, behind the examples `shots`, with at most `longest`
+    /// tokens.
     pub fn asked(
         &self,
         rows: &[Value],
@@ -141,7 +143,8 @@ impl Benchmark {
         asked
     }
 
-    /// Whether the answer is right: `logits[i]` are those behind token i of each request, over the vocabulary.
+    /// Whether the answer is right: `logits[i]` are the logits behind token i of each request, over
+    /// the vocabulary.
     pub fn is_right(&self, row: &Value, asked: &[Asked], logits: &[Vec<Vec<f64>>]) -> bool {
         let spans = asked.iter().zip(logits).map(|(Asked { tokens, context }, logits)| {
             (*context..tokens.len()).map(|place| (tokens[place] as usize, &logits[place - 1]))

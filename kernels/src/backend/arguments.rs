@@ -1,4 +1,4 @@
-//! What kernels are told beside their views and shapes: named fields instead of long lists of arguments.
+//! Arguments of kernels beside their views and shapes: named fields instead of long lists.
 
 use super::Runtime;
 use crate::error::{KernelError, Result};

@@ -1,4 +1,4 @@
-//! What tokens are drawn from.
+//! The settings that tokens are drawn with.
 
 use crate::error::{KernelError, Result};
 

@@ -1,4 +1,4 @@
-//! What device memory and activations are made of.
+//! The element types of device memory and of activations.
 
 /// An element type that device memory can hold.
 pub trait Element: bytemuck::Pod + Send + Sync + 'static {

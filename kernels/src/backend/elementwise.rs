@@ -1,4 +1,5 @@
-//! Sums of elements: of gradients, and those of which an update rule of whole matrices is made.
+//! Sums of elements: of gradients, and the scaled sums of which update rules of whole matrices are
+//! made.
 
 use super::{ActivationElement, Runtime};
 use crate::error::{KernelError, Result};

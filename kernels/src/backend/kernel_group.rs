@@ -1,4 +1,5 @@
-//! What is about to be launched, by name: devices whose kernels are compiled where they run compile them side by side.
+//! Names of groups of kernels that will be launched: devices that compile kernels at run time
+//! compile them in parallel.
 
 /// Kernels that are compiled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

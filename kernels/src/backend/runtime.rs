@@ -1,14 +1,15 @@
-//! What runs kernels: memory, order and time, whatever the kernels are.
+//! The device under the kernels: memory, order and time.
 //!
 //! A runtime allocates opaque [`Buffer`](Runtime::Buffer)s, runs kernels in order on a
-//! [`DeviceStream`](Runtime::DeviceStream), and moves bytes to and from the host only where a caller says so
-//! ([`write`](Runtime::write), [`read`](Runtime::read)). Kernels of one device stream run in the order of the calls; on a GPU a
-//! call returns before the kernel has run, so an error of a kernel may be answered by a later call on the same device stream.
+//! [`DeviceStream`](Runtime::DeviceStream), and moves bytes to and from the host only at a caller's
+//! request ([`write`](Runtime::write), [`read`](Runtime::read)). Kernels of one device stream run
+//! in the order of the calls; on a GPU a call returns before the kernel has run, so a later call on
+//! the same device stream may return the error of an earlier kernel.
 //!
-//! Device streams know nothing of each other: what one needs of another it waits for by an event
-//! ([`wait_for`](Runtime::wait_for)), without the host. Copies to and from pinned memory ([`read_async`](Runtime::read_async),
-//! [`write_async`](Runtime::write_async)) are in the order of their device stream too, and the host does not wait for them
-//! before it looks at the memory.
+//! Device streams are independent: one waits for the work of another through an event
+//! ([`wait_for`](Runtime::wait_for)), without the host. Copies to and from pinned memory
+//! ([`read_async`](Runtime::read_async), [`write_async`](Runtime::write_async)) are in the order of
+//! their device stream too; the host waits for them only when it accesses the memory.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What kernels are given, and how their results are compared.
+//! The inputs of kernels, and the comparison of their results.
 
 use super::Outcome;
 use crate::backend::{ActivationElement, Backend, Element};
@@ -139,7 +139,7 @@ impl<'a, B: Backend> Checker<'a, B> {
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             let allowed = of_size * expected.abs().max(typical) + f64::from(f32::MIN_POSITIVE);
             let error = (found - expected).abs() / allowed;
-            // What is not a number agrees with nothing.
+            // A NaN agrees with nothing.
             if error.is_nan() || error > 1.0 {
                 let what = format!("{what}[{i}] is {found:e}, expected {expected:e}");
                 self.differs(what);

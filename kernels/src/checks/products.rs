@@ -1,4 +1,4 @@
-//! Matrix products, and what is chosen from logits.
+//! Matrix products, and tokens chosen from logits.
 
 use super::checker::Checker;
 use crate::backend::{Backend, DrawSettings, Output};

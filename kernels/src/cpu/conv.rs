@@ -1,6 +1,7 @@
 //! Causal depthwise convolution with SiLU, forward.
 //!
-//! Lanes are sixteen channels. Taps are rearranged once per call, so that a block's stand side by side.
+//! Lanes are sixteen channels. Taps are rearranged once per call, so that the taps of a block are
+//! consecutive.
 
 use super::Cpu;
 use super::device_stream::DeviceStream;

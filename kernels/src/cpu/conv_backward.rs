@@ -209,12 +209,13 @@ impl Backward<'_> {
         let bias = s.load(&taps[width].0);
         let mut dbias = s.load(&partial[width].0);
 
-        // What position p needs of x and g, x[tap] and g[tap] being those of tap `tap`; both move by
-        // one tap with every position. x before the document's first position is zero.
+        // The x and g that position p needs, x[tap] and g[tap] for tap `tap`; both shift by one tap
+        // with every position. x before the document's first position is zero.
         let mut x = [s.splat(0.0); MAX_WIDTH];
         let mut g = [s.splat(0.0); MAX_WIDTH];
         for tap in 1..width {
-            // The taps of the position after the last, which the first move turns into the last's.
+            // The taps for the position after the last, which the first shift turns into those of
+            // the last.
             if range.end + tap >= width + start {
                 let row = self.x.row(first + range.end + tap - width);
                 x[tap - 1] = s.load_row(&row[channel..]);
@@ -222,7 +223,7 @@ impl Backward<'_> {
             g[tap] = s.load(&carry[tap - 1].0);
         }
         for position in range.rev() {
-            // What the chunk before needs of these channels.
+            // The g that the chunk before needs of these channels.
             let before = position.wrapping_sub(CHUNK);
             s.prefetch(self.x.address(first.wrapping_add(before), channel));
             s.prefetch(self.dout.address(first.wrapping_add(before), channel));

@@ -58,7 +58,7 @@ fn move_on(state: &mut [f32], lengths: Lengths<'_>, x: Rows<'_>, shape: ConvShap
     let positions = shape.sequences().positions();
     for (sample, state) in state.chunks_exact_mut(channels * held).enumerate() {
         let length = lengths.of(sample);
-        // Inputs that were there before, and stay.
+        // Inputs that stay in the state.
         let kept = held.saturating_sub(length);
         for state in state.chunks_exact_mut(held) {
             state.copy_within(held - kept.., 0);
@@ -85,7 +85,7 @@ impl Kernel for Piece<'_> {
                 continue;
             }
             let state = &self.state[sample * channels * held..][..channels * held];
-            // Taps that meet what was before the piece.
+            // Taps that reach back to before the piece.
             let before = held.saturating_sub(position);
             let blocks = self.out.row_mut(local).chunks_mut(LANES);
             for (block, (out, taps)) in blocks.zip(self.taps.chunks_exact(width + 1)).enumerate() {

@@ -108,15 +108,15 @@ impl Kernel for CrossEntropy<'_> {
             }
             let target_logit = logits[target];
             let greatest = greatest_of(s, logits);
-            // The other terms are summed alone: of a target that is nearly certain, what they leave
-            // of the loss and its gradient would drown in the rounding of 1.
+            // The other terms are summed separately: if the target is nearly certain, their part of
+            // the loss and its gradient would be lost in the rounding of 1.
             logits[target] = f32::NEG_INFINITY;
             let others = exponentials(s, logits, greatest);
             let [target_term] = terms(s, [s.splat(target_logit)], s.splat(greatest));
             let target_term = s.greatest(target_term);
             let sum = others + target_term;
             *loss = if target_logit == greatest {
-                // The term is 1, or NaN where the logit is infinite.
+                // The term is 1, or NaN if the logit is infinite.
                 libm::log1p(f64::from(others / target_term)) as f32
             } else {
                 (libm::log(f64::from(sum)) + f64::from(greatest) - f64::from(target_logit)) as f32

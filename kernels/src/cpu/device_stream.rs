@@ -56,7 +56,8 @@ impl ComputeThreads {
         let pool = ThreadPoolBuilder::new()
             .num_threads(count)
             .thread_name(|index| format!("compute-{index}"))
-            // They would inherit the environment of the thread that makes the pool.
+            // Compute threads would inherit the floating-point environment of the thread that
+            // starts them.
             .start_handler(|_| FloatEnvironment::standard().keep())
             .build()
             .map_err(|source| KernelError::Threads { threads: count, source: Box::new(source) })?;
@@ -169,7 +170,8 @@ impl DeviceStream {
     pub(crate) fn copy_of<T: Element>(&mut self, elements: &[T]) -> Result<Arc<Buffer<T>>> {
         let fits = |copy: &mut Box<dyn Any + Send>| {
             let room = copy.downcast_mut::<Arc<Buffer<T>>>().and_then(Arc::get_mut);
-            // A bucket must not take the room of one that is much larger, and have that allocated again.
+            // A small request must not take a much larger piece of memory, which would then have to
+            // be allocated again.
             room.is_some_and(|room| (elements.len()..=2 * elements.len()).contains(&room.len()))
         };
         let place = self.copies.iter_mut().position(fits);

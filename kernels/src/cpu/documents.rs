@@ -1,5 +1,5 @@
-//! Where the documents of a sample begin, as the kernels over sequences ask for it: once a row, outside of their loops
-//! over channels.
+//! Where the documents of a sample begin, in the form that the kernels over sequences use: computed
+//! once for each row, outside of their loops over channels.
 
 use super::Cpu;
 use super::rows::exactly;

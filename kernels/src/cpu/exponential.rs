@@ -1,8 +1,8 @@
 //! The exponential and its relatives: one polynomial each, the same on every instruction set.
 //!
-//! Results are never denormal (denormals would slow every later product down): [`exp2_each`] and [`exp`]
-//! saturate at 2^-126, which no sum in this crate can tell from zero. NaN stays NaN. Errors, measured
-//! against `f64` by the tests below, in units in the last place:
+//! Results are never denormal (denormals would slow every later product down): [`exp2_each`] and
+//! [`exp`] saturate at 2^-126, which acts as zero in every sum of this crate. NaN stays NaN.
+//! Errors, measured against `f64` by the tests below, in units in the last place:
 //!
 //! | exp2 | exp | sigmoid | x sigmoid(x) | softplus |
 //! |---|---|---|---|---|
@@ -104,7 +104,7 @@ pub(crate) fn softplus_and_slope<S: Simd>(s: S, x: S::Vector) -> (S::Vector, S::
     let one = s.splat(1.0);
     let zero = s.splat(0.0);
     let u = exp(s, s.sub(zero, s.abs(x)));
-    // ln(1 + u) = 2 atanh(u / (u + 2)), which loses nothing where u is small.
+    // ln(1 + u) = 2 atanh(u / (u + 2)), which keeps full precision for small u.
     let q = s.div(u, s.add(u, s.splat(2.0)));
     let q2 = s.mul(q, q);
     let mut p = s.mul_add(q2, s.splat(ATANH[4]), s.splat(ATANH[3]));

@@ -1,7 +1,7 @@
 //! GELU (Hendrycks and Gimpel, 2016) and its derivative.
 //!
-//! The normal distribution is formed from the scaled tail, which keeps all its bits far out where erf would cancel
-//! (Shepherd and Laframboise, 1981):
+//! The normal distribution is computed from the scaled tail, which keeps full precision far from
+//! zero, where erf would cancel (Shepherd and Laframboise, 1981):
 //!
 //! ```text
 //! Phi(-t) = exp(-t^2 / 2) R(t),   R(t) = u P(u),   u = 1 / (1 + t / 4),   t >= 0

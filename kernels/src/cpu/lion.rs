@@ -47,7 +47,7 @@ struct Lion<'a> {
 #[inline(always)]
 fn sign<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     let (one, large) = (s.splat(1.0), s.splat(LARGE));
-    // A NaN is what is not smaller, and the second is what is then taken.
+    // If either operand is a NaN, the comparison is false and the second operand is taken.
     let magnitude = s.min(one, s.mul(s.mul(s.abs(x), large), large));
     s.mul(s.select_by_sign(x, one, s.splat(-1.0)), magnitude)
 }

@@ -1,4 +1,4 @@
-//! Masters, which in this precision are the parameters themselves.
+//! Masters, which in fp32 are the parameters themselves.
 
 use super::Cpu;
 use super::rows::{elements, elements_mut, exactly};

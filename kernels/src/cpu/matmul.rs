@@ -1,10 +1,11 @@
 //! Matrix products: our own with AVX-512 ([`avx512`]), else through `matrixmultiply`, called directly so that
 //! strides cost nothing.
 //!
-//! Its kernels for AVX-512, AVX2 and NEON and ours do the same: each element of the output is a chain of fused
-//! multiply-adds from +0.0 over a block of 256 along k, and the blocks are added in order. So an
-//! element depends on k alone, and dividing the output among threads changes no bits; dividing k would. Its version is fixed,
-//! so tests of that version are the check that a GPU's library gets when it is used.
+//! Its kernels for AVX-512, AVX2 and NEON and ours compute the same: each element of the output is
+//! a chain of fused multiply-adds from +0.0 over a block of 256 along k, and the blocks are added
+//! in order. So an element depends on k alone, and dividing the output among threads changes no
+//! bits; dividing k would. The version of `matrixmultiply` is pinned, and the tests check these
+//! properties for it, as the checks of a GPU's library do at run time.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -172,7 +173,7 @@ fn multiply(
         columns,
         beta,
     };
-    // The longer side is divided: each thread packs the whole of the other operand.
+    // The longer side is divided, as each thread packs the whole of the other operand.
     let along_rows = rows >= columns;
     let items = if along_rows { rows } else { columns };
     let share = threads.share(items.div_ceil(EDGE)) * EDGE;

@@ -1,5 +1,5 @@
-//! RMSNorm (Zhang and Sennrich, 2019) over rows of the residual stream or of activations, whose heads may be normed each by itself; and
-//! what it shares with layer norm.
+//! RMSNorm (Zhang and Sennrich, 2019) over rows of the residual stream, over rows of activations,
+//! or over each head of such rows; and the parts that layer norm shares.
 
 use super::Cpu;
 use super::device_stream::ComputeThreads;
@@ -203,7 +203,7 @@ impl Kernel for NormForward<'_> {
 
 #[inline(always)]
 fn reciprocal_rms_of<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
-    // Two chains: one would wait for its own latency.
+    // Two chains, as a single one would wait for the latency of its additions.
     let mut squares = [s.splat(0.0); 2];
     for pair in x.chunks(2 * LANES) {
         let v = s.load_row(pair);

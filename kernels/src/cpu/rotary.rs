@@ -168,7 +168,7 @@ impl Kernel for Backward<'_> {
             for head in dqkv[..width].chunks_exact_mut(p) {
                 turn(s, head.split_at_mut(p / 2).into(), angles, Direction::Back);
             }
-            // A sum lies before all that is still to be added: none is written over.
+            // A sum lies before all terms that are still to be added, so no term is overwritten.
             for part in 0..2 {
                 for head in 0..shape.key_value_heads() {
                     let from = (1 + part) * width + head * group * p;

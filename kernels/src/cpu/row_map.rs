@@ -1,4 +1,4 @@
-//! Functions of single elements over the rows of matrices: biases, and activation functions.
+//! Elementwise functions over the rows of matrices: biases, and activation functions.
 
 use super::Cpu;
 use super::device_stream::ComputeThreads;

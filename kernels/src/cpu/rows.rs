@@ -1,4 +1,4 @@
-//! Views as slices: where a kernel's shapes are checked, and where it divides its rows into parts.
+//! Views as slices: checks the shapes of a kernel's operands, and divides its rows into parts.
 
 use super::Cpu;
 use super::simd::LANES;

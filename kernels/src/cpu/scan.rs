@@ -1,4 +1,4 @@
-//! The selective scan (Gu and Dao, 2023): what forward, backward and the single step share.
+//! The selective scan (Gu and Dao, 2023): common parts of forward, backward and the single step.
 //!
 //! Lanes are sixteen channels; the states of a channel stand in sixteen vectors, a [`Tile`]. Positions
 //! go in chunks of [`CHUNK`]: chunks outermost, blocks of channels inside, so that a chunk's inputs

@@ -275,11 +275,12 @@ impl<'a> Backward<'a> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
-            // In loops of their own, whose operations are few enough for a processor to see those of the next positions too.
+            // In loops of their own, short enough that the processor overlaps the operations of
+            // several positions.
             let vectors = |rows: &Rows<'a>| (0..CHUNK).zip(rows.vectors(first, steps, channel));
             for (q, raw) in vectors(&inputs.delta_raw) {
-                // What the next chunk, the one before this, needs of this block: asked for a little at a time, as a processor
-                // that waits for two dozen lines takes no more.
+                // Prefetches the data of the next chunk, the one before this, a little at a time: a
+                // processor has only about two dozen loads in flight.
                 for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
                     s.prefetch(rows.address((first + q).wrapping_sub(CHUNK), channel));
                 }

@@ -104,7 +104,7 @@ impl<'a> Forward<'a> {
             let skip = s.load_row(&inputs.d[channel..]);
             let rows = |rows: &Rows<'a>| rows.vectors(first, steps, channel);
             for (q, (raw, v)) in (0..CHUNK).zip(rows(&inputs.delta_raw).zip(rows(&inputs.x))) {
-                // What the next chunk needs of this block: asked for a little at a time.
+                // Prefetches the data of the next chunk, a little at a time.
                 for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
                     s.prefetch(rows.address(first + q + CHUNK, channel));
                 }

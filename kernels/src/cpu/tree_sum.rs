@@ -66,7 +66,7 @@ fn sum_piece(
         let values = values.map_or(&*out, |values| &values[first..][..out.len()]);
         let mut joins = joins;
         if joins > 0 {
-            // It is added where it is.
+            // The sum is formed in place of its first term.
             dispatch.run(AddAssign { out: &mut sums[waiting - 1], x: values });
             joins -= 1;
         } else {

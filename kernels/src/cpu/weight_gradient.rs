@@ -1,7 +1,8 @@
 //! The gradient of a weight, added to its lane grain by grain.
 //!
-//! A product that added to the lane block by block would round otherwise wherever the rows of a grain are several blocks; so
-//! the blocks are summed first, all but the last of them in the device stream's scratch memory.
+//! If a product added to the lane block by block, it would round differently whenever the rows of a
+//! grain are several blocks. So the blocks are summed first, all but the last of them in the device
+//! stream's scratch memory.
 
 use super::device_stream::DeviceStream;
 use super::dispatch::Dispatch;

@@ -1,4 +1,4 @@
-//! Sources become machine code of the device at hand, by NVRTC.
+//! Compiles sources to machine code of the present device, with NVRTC.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;

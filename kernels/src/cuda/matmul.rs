@@ -1,7 +1,8 @@
-//! cuBLASLt: what it proposes for a product, and how a product is given to it.
+//! cuBLASLt: its proposals for a product, and the call of a product.
 //!
-//! Algorithms that split k between blocks are told by the library; of the others an element's sum runs over k in the same order wherever
-//! the element stands, which is tried before one is used ([`choose_algorithm`](crate::gpu::choose_algorithm)).
+//! The library says which algorithms split k between blocks. With the others, an element's sum
+//! should run over k in the same order wherever the element stands; trials check that before an
+//! algorithm is used ([`choose_algorithm`](crate::gpu::choose_algorithm)).
 
 mod plan;
 
@@ -93,7 +94,7 @@ pub struct CublasLt {
 
 impl CublasLt {
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
-        // SAFETY: looks for a library, whose initialisers its vendor vouches for.
+        // SAFETY: looks for a library, whose initialisers are the vendor's.
         if !unsafe { sys::is_culib_present() } {
             return Err(unavailable("NVIDIA's matrix library libcublasLt.so was not found"));
         }
@@ -139,7 +140,7 @@ impl ProductLibrary for CublasLt {
         let probes = probes.collect::<std::result::Result<Vec<_>, _>>().map_err(answer)?;
         let handle = self.handle.raw;
         Ok(candidates.filter_map(move |candidate| {
-            // What it needs for any of them.
+            // The alignment that all algorithms require.
             let bytes =
                 probes.iter().map(|plan| plan.workspace_bytes(handle, &candidate.algorithm));
             let workspace_bytes = bytes.collect::<Option<Vec<_>>>()?.into_iter().max()?;
@@ -174,7 +175,7 @@ impl ProductLibrary for CublasLt {
     ) -> Answered<()> {
         let one = 1.0_f32;
         let beta = if product.output == Output::Add { 1.0_f32 } else { 0.0 };
-        // SAFETY: the caller vouches for the operands; descriptors, handle and stream are alive; factors are read
+        // SAFETY: the caller guarantees the validity of the operands; descriptors, handle and stream are alive; factors are read
         // during the call.
         let enqueued = unsafe {
             result::matmul(

@@ -54,7 +54,7 @@ fn place(operand: Operand, row: usize, column: usize) -> u64 {
 /// The element must lie inside the operand.
 unsafe fn read(operand: Operand, row: usize, column: usize) -> f32 {
     let at = place(operand, row, column);
-    // SAFETY: the caller vouches for the element, and elements are aligned.
+    // SAFETY: the caller guarantees the validity of the element, and elements are aligned.
     unsafe {
         match operand.element {
             ElementKind::F32 => *(at as *const f32),

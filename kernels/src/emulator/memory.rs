@@ -1,6 +1,7 @@
 //! Host memory that stands for device memory.
 //!
-//! Kernels write it by address while memory is borrowed shared, as on a device; so it is reached through raw pointers alone.
+//! Kernels write it by address while the memory is borrowed as shared, as on a device; so it is
+//! accessed through raw pointers only.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

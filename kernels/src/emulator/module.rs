@@ -1,4 +1,4 @@
-//! Sources as libraries of the host.
+//! Sources, compiled to libraries of the host.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -68,7 +68,7 @@ pub(super) fn compile(
     }
     let arguments = arguments(source, options, device);
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
-    // Others compile meanwhile, but for those that need the same.
+    // Other threads may compile meanwhile, except the same source.
     let place = {
         let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(libraries.entry(key).or_default())
@@ -123,7 +123,7 @@ fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<S
     ]
     .map(str::to_owned)
     .into();
-    // A call of the C library otherwise, for the same bits.
+    // Without this the compiler would call the C library, with the same bits.
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("fma") {
         arguments.push("-mfma".to_owned());
@@ -230,7 +230,7 @@ impl Library {
             let expected = format!("1 to {most}");
             return Err(KernelError::shape(name, "threads", expected, launch.threads));
         }
-        // A kernel that says what its launches give is given just that.
+        // A kernel that declares its shared memory gets exactly that.
         if let Ok(expected) = self.number(name, "shared_bytes")
             && launch.shared_bytes != expected as usize
         {
@@ -244,7 +244,7 @@ impl Library {
         let failed = |error| failure("launching a kernel", error);
         tracing::trace!(name, source = self.source, ?launch, "emulated");
         // SAFETY: both symbols are of the emulator's own making and have these types; the size of the struct was
-        // compared, and the caller vouches for what it holds.
+        // compared, and the caller guarantees the validity of what it holds.
         let answer = unsafe {
             let kernel = self.library.get::<Kernel>(name).map_err(failed)?;
             let entry = self.library.get::<LaunchEntry>("emulator_launch").map_err(failed)?;
@@ -258,7 +258,7 @@ impl Library {
                 workers,
                 matches!(launch.start, Start::Early { .. }),
             );
-            // The text stays until this thread's next launch.
+            // The text is valid until this thread's next launch.
             (!answer.is_null()).then(|| CStr::from_ptr(answer).to_string_lossy().into_owned())
         };
         answer

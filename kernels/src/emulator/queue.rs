@@ -1,4 +1,5 @@
-//! Queues and graphs: what is enqueued runs at once, or when a [`Schedule`](super::Schedule) gets to it, unless it is recorded.
+//! Queues and graphs: a step runs at once, or when a [`Schedule`](super::Schedule) reaches it, or
+//! it is recorded.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Queues whose steps run later, in an order that no interface promises.
+//! Queues whose steps run later, in an order that no interface guarantees.
 //!
-//! A GPU runs what is enqueued when it gets to it, and its queues know nothing of each other. Emulators that share a [`Schedule`]
-//! do the same: a step waits until the host waits for something, and then the next queue to run is drawn at random. So what
-//! is ordered by nothing but luck gives other bits for some seed.
+//! A GPU runs enqueued work at some later time, and its queues are independent. Emulators that
+//! share a [`Schedule`] do the same: a step waits until the host waits for something, and then the
+//! next queue to run is drawn at random. So missing synchronization gives other bits for some seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,7 +178,7 @@ impl ScheduledQueue {
 
 impl Drop for ScheduledQueue {
     fn drop(&mut self) {
-        // No caller is left to hear of an error.
+        // There is no caller to return an error to.
         let _ = self.finish();
         self.schedule.state().queues.remove(&self.index);
     }

@@ -1,18 +1,19 @@
-//! Which algorithm of a matrix library a product is pinned to: one choice for every vendor.
+//! The choice of an algorithm of a matrix library for a product: one procedure for every vendor.
 //!
-//! A library's algorithms are closed, and none says in which order it adds. What the program promises of a product, that an element's
-//! bits depend neither on the number of rows nor on where its row stands, and that it is rounded once, follows from an algorithm that
-//! keeps to it. So the library is asked for its algorithms in its own order, and the first is taken that
-//!
+//! A library's algorithms are closed, and their order of addition is undocumented. The program
+//! promises of a product that an element's bits depend neither on the number of rows nor on the
+//! place of its row, and that it is rounded once; this holds if the algorithm has these properties.
+//! So the library lists its algorithms in its own order, and the first is taken that
 //! - needs no more workspace than it is given, and leaves k whole,
-//! - gives the bits of 1, 129 and up to 4,096 rows alike, where the product's rows are [free](Rows::Free),
+//! - needs no more workspace than it gets, and does not split k,
 //! - gives the bits of 1, 2, 3 and up to 8 entries of a [batch](crate::gpu::Batch) alike,
 //! - gives the same bits again,
-//! - rounds each sum once: sums of whole numbers, exact in fp32 in any order, come out correctly rounded, a bias added last,
+//! - gives the same bits when it runs again,
 //! - and is not refused by the library when it is to run.
-//!
-//! All but the first are tried on numbers that are made up, before an algorithm is pinned: a few products of a key, once. The numbers
-//! and the rows follow from the product alone, so that peers of one kind choose alike.
+//! - and runs without a refusal by the library.
+//! All but the first are tested on made-up numbers before an algorithm is chosen: a few products
+//! for each key, once. The numbers and the rows depend on the product alone, so that peers of one
+//! kind choose alike.
 
 mod numbers;
 mod trial;
@@ -132,7 +133,7 @@ pub fn choose_algorithm<D: Driver, A>(
         };
         let library = &driver.properties().matrix_library;
         match flaw {
-            // What the library says itself is no fault of its own.
+            // An error that the library itself reports is not held against the algorithm.
             Flaw::Workspace | Flaw::Splits | Flaw::Refused(_) => {
                 tracing::debug!(place, n, k, library, "an algorithm of the matrix library {flaw}");
             }

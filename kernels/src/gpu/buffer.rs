@@ -20,7 +20,7 @@ pub struct GpuBuffer<D: Driver, T> {
 
 impl<D: Driver, T: Element> GpuBuffer<D, T> {
     pub(super) fn zeroed(driver: &D, stream: &mut GpuStream<D>, elements: usize) -> Result<Self> {
-        // A buffer of nothing has an address all the same.
+        // A buffer of no elements has an address too.
         let bytes = elements.max(1).saturating_mul(size_of::<T>());
         let memory = driver.allocate(stream.queue_outside_recordings("allocating")?, bytes)?;
         Ok(Self { memory: Arc::new(memory), elements, element: PhantomData })

@@ -1,10 +1,11 @@
-//! Compiled kernels on disk, named by the hash of everything that they follow from.
+//! Compiled kernels on disk, named by the hash of everything that they depend on.
 //!
 //! The folder is `TIDEMILL_KERNEL_CACHE`, else `tidemill/kernels` in the user's cache folder. It can be deleted at any
 //! time. A cache that cannot be read or written only costs compile time.
 //!
-//! A file ends with the checksum of what stands before it: one that was cut short or damaged is as good as absent, because what
-//! a driver makes of a broken image is not known. Whatever loads a library from its path does not look past its own end.
+//! A file ends with a checksum of its contents: a truncated or damaged file counts as absent,
+//! because the behaviour of a driver with a broken image is unknown. A library that is loaded from
+//! its path ignores the checksum behind its end.
 
 use std::io::Write;
 use std::path::PathBuf;

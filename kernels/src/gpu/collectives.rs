@@ -1,8 +1,9 @@
 //! The vendor's library that moves bytes between the GPUs of several processes: NCCL, or RCCL, whose table is the same.
 //!
-//! Of the library training uses only what moves bytes. What it adds, it adds in an order of its own, which depends on how many
-//! GPUs there are; so sums are formed by our kernels, of parts that were moved. [`LibraryCollective`] is what the library does
-//! alone, to be measured beside that. The library is opened when it is first needed.
+//! Training uses the library only to move bytes. Its own sums have an order that depends on the
+//! number of GPUs, so our kernels add the parts that it moves. [`LibraryCollective`] has the
+//! library's own reductions, for comparison in measurements. The library is opened at its first
+//! use.
 //! The declarations are our own, after NCCL's documentation of its C interface (version 2.18 and later), which AMD's
 //! names too.
 
@@ -310,7 +311,7 @@ impl GroupMember {
     ) -> Result<()> {
         self.settle_before("exchanging")?;
         self.call("exchanging", |table, raw| {
-            // SAFETY: the member is alive, and the caller vouches for the ranges.
+            // SAFETY: the member is alive, and the caller guarantees the validity of the ranges.
             unsafe {
                 self.library.check("exchanging", (table.group_start)())?;
                 let check = |answer| self.library.check("exchanging", answer);
@@ -322,7 +323,7 @@ impl GroupMember {
                     let address = address as *mut c_void;
                     check((table.receive)(address, bytes, BYTES, peer as c_int, raw, queue))
                 });
-                // The group ends also where one of its parts was refused.
+                // The group must be ended even if one of its parts was refused.
                 let ended = check((table.group_end)());
                 sent.and(received).and(ended)
             }
@@ -350,7 +351,7 @@ impl GroupMember {
         self.settle_before(attempted)?;
         let (from, into) = (from as *const c_void, into as *mut c_void);
         self.call(attempted, |table, raw| {
-            // SAFETY: the member is alive, and the caller vouches for the ranges.
+            // SAFETY: the member is alive, and the caller guarantees the validity of the ranges.
             let answer = unsafe {
                 match what {
                     LibraryCollective::ReduceScatter => {
@@ -368,10 +369,12 @@ impl GroupMember {
 
     /// With which any thread [aborts](Self::abort) `member`, if it is still used then; the thread does not wait for that.
     pub fn abort_handle(member: &Arc<Self>) -> impl FnOnce() + Send + use<> {
-        // It ends with the thread that uses it, not with the last that might abort it.
+        // The communicator is destroyed by the thread that uses it, not by the last one that might
+        // abort it.
         let member = Arc::downgrade(member);
         move || {
-            // A device that hangs keeps the library from ending, and must not keep the thread that aborts.
+            // If a device hangs, the library's abort may never return; it must not block the
+            // aborting thread.
             let abort = move || member.upgrade().iter().for_each(|member| member.abort());
             let _ = std::thread::Builder::new().name("abort".to_owned()).spawn(abort);
         }
@@ -424,7 +427,7 @@ impl GroupMember {
             if state != IN_PROGRESS {
                 return self.library.check(attempted, state);
             }
-            // The library has threads of its own, and tells of their progress only when it is asked.
+            // The library works on threads of its own, and reports their progress only when asked.
             std::thread::yield_now();
         }
     }

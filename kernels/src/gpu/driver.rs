@@ -1,4 +1,4 @@
-//! What one vendor's interface to its GPUs must offer; it knows no kernel.
+//! The interface of a GPU vendor that the backend needs; it knows no kernel.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

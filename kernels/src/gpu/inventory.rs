@@ -1,5 +1,5 @@
-//! What a vendor's GPUs need and what of it is there, part by part: for saying what is missing, where opening a device says only
-//! what is missing first.
+//! The parts that a vendor's GPUs need, and which of them are present: a complete list, where
+//! opening a device reports only the first missing part.
 
 use std::ffi::{CStr, c_void};
 
@@ -52,7 +52,7 @@ pub(crate) fn file_of(address: *const c_void) -> Option<String> {
     // SAFETY: the loader's name of the file ends with a zero, and stays as long as the library is open.
     let name = unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy();
     let path = std::path::Path::new(name.as_ref());
-    // Links say which name was found, and their end says which version that is.
+    // Links show which name was found, and the file at their end shows the version.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     Some(path.display().to_string())
 }

@@ -47,12 +47,14 @@ fn read_operand<D: Driver, P: Precision, T: Element>(
         true => (matrix.columns, matrix.column_stride, matrix.rows),
         false => (matrix.rows, matrix.row_stride, matrix.columns),
     };
-    // Read with a larger stride than its own, a matrix whose rows overlap would be read past its end.
+    // If the library read such a matrix, whose rows overlap, with a larger stride, it would read
+    // past the end.
     if runs > 1 && given < least {
         let expected = format!("rows or columns at least {least} apart");
         return Err(KernelError::shape("matmul", what, expected, format!("{given} apart")));
     }
-    // The stride of a single row or column may be anything; the library wants one that holds it.
+    // The stride of a single row or column is not used, but the library requires one of at least
+    // its length.
     let stride = given.max(least);
     Ok(Operand {
         address: matrix.address(),
@@ -86,7 +88,8 @@ fn matrix_product<D: Driver, P: Precision, T: Element>(
         return Err(KernelError::shape("matmul", "terms", "at least 1", 0));
     }
     let a = read_operand("a", &a)?;
-    // The rows of a transpose are columns of what it is a transpose of: parameters, never a microbatch's.
+    // The rows of a transpose are columns of the original: dimensions of parameters, never of a
+    // microbatch.
     let rows = if a.transposed { Rows::Fixed } else { rows };
     let stride = out.row_stride.max(out.columns);
     let (output, base, base_start) = match to {

@@ -1,6 +1,7 @@
-//! Typed host memory that a device copies to and from by itself.
+//! Typed host memory that a device copies to and from asynchronously.
 //!
-//! The host's own looks at it wait for the copies that stand in their way, which every copy leaves an event for.
+//! An access by the host waits for the copies that conflict with it; every copy leaves an event for
+//! that.
 
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -51,7 +51,7 @@ impl<D: Driver> Profile<D> {
         kernel: &'static str,
         enqueue: impl FnOnce(&mut GpuStream<D>) -> Result<R>,
     ) -> Result<R> {
-        // What is recorded into a graph does not run now.
+        // Launches that are recorded into a graph do not run now.
         if stream.is_recording() || self.launches().is_none() {
             return enqueue(stream);
         }

@@ -56,7 +56,7 @@ impl<'a, D: Driver> Recording<'a, D> {
 impl<D: Driver> Drop for Recording<'_, D> {
     fn drop(&mut self) {
         if self.stream.is_recording() {
-            // What was recorded so far, or why it could not be, is of no use to anybody.
+            // The partial recording, or its error, is dropped.
             drop(self.stop());
         }
     }

@@ -1,4 +1,4 @@
-//! The kernels' sources, held by the program itself, and how they are compiled.
+//! The kernels' sources, embedded in the program, and how they are compiled.
 
 use std::fmt;
 

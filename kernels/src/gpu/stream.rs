@@ -1,7 +1,7 @@
 //! A queue, the scratch memory of its kernels, and the faults that they may leave.
 //!
-//! While the queue is recorded into a graph, what cannot be part of one is refused: memory, and what goes to the host
-//! or comes from it.
+//! While the queue is recorded into a graph, operations that cannot be part of a graph are refused:
+//! allocation, and copies to or from the host.
 
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, Driver};
@@ -51,7 +51,7 @@ const NO_FAULTS: Faults = [u64::MAX; Watched::ALL.len()];
 
 /// An in-order queue of kernels and the scratch memory that they use.
 pub struct GpuStream<D: Driver> {
-    // Before the queue, in whose order memory may be given back.
+    // Dropped before the queue, because memory is returned in the order of the queue.
     scratch: [Option<(D::Memory, usize)>; 5],
     faults: D::Memory,
     queue: D::Queue,
@@ -127,7 +127,7 @@ impl<D: Driver> GpuStream<D> {
             return Ok(D::address(memory));
         }
         self.queue_outside_recordings("growing scratch memory")?;
-        // What there was goes first, so that both need not have room at once.
+        // The old memory is freed first, so that both need not fit at once.
         self.scratch[slot as usize] = None;
         let memory = driver.allocate(&mut self.queue, bytes)?;
         let address = D::address(&memory);

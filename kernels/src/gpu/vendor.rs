@@ -1,8 +1,10 @@
 //! GPUs behind a vendor's own interface: one [`Driver`] for all vendors.
 //!
-//! Memory, pool, streams, events, graphs, pinned memory, peers, modules and launches are written once, over a [`Table`] of functions
-//! that is found in the vendor's library at run time: nothing is needed to build, and a program runs where no such library is. A
-//! [`Vendor`] is what remains: which library and how old it may be, what a device is called and compiled for, the compiler, and the
+//! Memory, pool, streams, events, graphs, pinned memory, peers, modules and launches are written
+//! once, over a [`Table`] of functions that is found in the vendor's library at run time: building
+//! needs no library, and a program runs on machines without it. A [`Vendor`] supplies the rest: the
+//! library and its minimum version, the name and target of a device, the compiler, and the matrix
+//! library.
 //! matrix library.
 //!
 //! To add a vendor whose interface is like these, implement [`Vendor`], and name its functions in `table.rs`.
@@ -143,7 +145,7 @@ pub trait Vendor: Send + Sync + Sized + 'static {
 
 /// A GPU of a vendor.
 pub struct VendorDriver<V: Vendor> {
-    // Before the pool, which keeps the context that it lives in.
+    // Dropped before the pool, which keeps its context alive.
     matrices: V::MatrixLibrary,
     pool: Arc<Pool>,
     properties: DeviceProperties,

@@ -1,12 +1,13 @@
-//! Gradients of weights, added to a lane grain after grain.
+//! Gradients of weights, added to a lane grain by grain.
 //!
-//! The gradient of a large weight is one product a grain, which the matrix library adds to the lane. That of a small one is too little
-//! work for a GPU: its grains are formed together, as a [batch](Batch) of products in scratch memory, of which a kernel adds one grain
-//! after the other. Of a narrow weight a grain is several entries of the batch: parts of its rows, whose order of summation is stated
-//! ([`Cut`]).
+//! The gradient of a large weight is one product a grain, which the matrix library adds to the
+//! lane. For a small weight one grain is too little work for a GPU: several grains are computed
+//! together, as a [batch](Batch) of products in scratch memory, and a kernel adds one grain after
+//! the other. For a narrow weight a grain is several entries of the batch: parts of its rows, added
+//! in a stated order ([`Cut`]).
 //!
-//! Whether a weight is small or narrow follows from its shape, and the parts of a grain from its rows: so no bit depends on how many
-//! grains come in one call.
+//! Whether a weight is small or narrow depends on its shape alone, and the parts of a grain on its
+//! rows: so no bit depends on the number of grains in one call.
 
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Batch, Driver, Rows};
@@ -231,7 +232,7 @@ mod tests {
                         end = part.end;
                     }
                     assert_eq!(end, grains * rows);
-                    // A grain's parts are its own.
+                    // The cut of a grain into parts depends on the grain alone.
                     let first = |grain: usize| entries[grain * cut.parts()].start;
                     assert!((0..grains).all(|grain| first(grain) == grain * rows));
                 }

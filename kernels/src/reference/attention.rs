@@ -1,7 +1,7 @@
-//! Causal attention (Vaswani et al., 2017) with a window (Child et al., 2019), linear biases (ALiBi, Press et al., 2022)
-//! and documents that do not see each other.
+//! Causal attention (Vaswani et al., 2017) with a window (Child et al., 2019), linear biases
+//! (ALiBi, Press et al., 2022) and independent documents.
 //!
-//! The whole row of a query's scores is formed before its softmax, which no kernel would do.
+//! The whole row of a query's scores is computed before its softmax, unlike in any kernel.
 
 use crate::shape::AttentionShape;
 

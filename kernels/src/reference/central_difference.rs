@@ -1,4 +1,4 @@
-//! Central differences: what checks a backward reference.
+//! Central differences, which check a backward reference.
 
 /// `elements` fixed values within (-1, 1) that do not repeat; `phase` picks the series.
 pub(super) fn wave(phase: f64, elements: usize) -> Vec<f64> {

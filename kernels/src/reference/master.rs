@@ -1,4 +1,5 @@
-//! [Masters](crate::master) of bf16: an fp32 as the bf16 nearest to it and the bits that rounding took away, and back.
+//! [Masters](crate::master) of bf16: an fp32 value as the nearest bf16 and the bits that rounding
+//! removed, and back.
 
 /// The upper half of `value` rounded to the nearest, ties away from zero, and its lower half. A NaN's upper half is made quiet,
 /// and its lower half is lost.

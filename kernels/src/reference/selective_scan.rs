@@ -1,7 +1,7 @@
 //! Selective scan with softplus, skip and gate (Gu and Dao, 2023, algorithm 2; `selective_scan_ref`
 //! of the authors' code).
 //!
-//! The backward holds every state of a channel, `h[t, n]`, which no kernel would do.
+//! The backward holds every state of a channel, `h[t, n]`, unlike any kernel.
 
 use super::{sigmoid, silu, silu_derivative, softplus};
 use crate::shape::ScanShape;
@@ -172,7 +172,7 @@ fn backward_channel(
         y.push(advance(&mut now, first + position, channel, inputs, shape));
         h.push([before, now.clone()]);
     }
-    // s_{t+1} dh_{t+1}: what reaches a state from its future.
+    // s_{t+1} dh_{t+1}: the part of a state's gradient that comes from later positions.
     let mut from_future = vec![0.0; states];
     for position in (0..sequences.positions()).rev() {
         let row = first + position;

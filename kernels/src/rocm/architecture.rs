@@ -1,8 +1,9 @@
-//! Which architectures there are kernels for, and which compilers know them.
+//! The architectures that have kernels, and the compilers that know them.
 //!
-//! AMD's hiprtc ends the process where it is told an architecture that it does not know, and cannot be asked which it knows. So what is
-//! not in this list is refused before it is told. An architecture that is none of AMD's is that of a runtime which puts something else
-//! below HIP, and has a compiler for it.
+//! AMD's hiprtc ends the process when it is given an architecture that it does not know, and it
+//! cannot be asked which ones it knows. So an architecture that is not in this list is refused
+//! before. An architecture that is not AMD's belongs to a runtime that implements HIP on another
+//! interface, with its own compiler.
 
 use crate::error::{KernelError, Result};
 

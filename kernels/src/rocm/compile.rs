@@ -1,4 +1,4 @@
-//! Sources become machine code of the device at hand, by hiprtc.
+//! Compiles sources to machine code of the present device, with hiprtc.
 
 use std::sync::OnceLock;
 

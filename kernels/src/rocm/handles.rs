@@ -1,4 +1,4 @@
-//! What AMD's matrix libraries keep for each queue.
+//! The handles of AMD's matrix libraries, one for each queue.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};

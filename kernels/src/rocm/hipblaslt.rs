@@ -1,11 +1,14 @@
-//! hipBLASLt: what it proposes for a product, and how a product is given to it.
+//! hipBLASLt: its proposals for a product, and the call of a product.
 //!
-//! The library does not say which of its algorithms split k. Those that do keep parts of sums in a workspace, so it is told that there is
-//! none, and what asks for one none the less is left out; the library also cuts k of some algorithms by the number of rows as far as a
-//! workspace lets it, which without one it cannot. Parts that are added by atomics show when an algorithm is tried
-//! ([`choose_algorithm`](crate::gpu::choose_algorithm)): so does an algorithm that refuses few rows, for which the library cannot be asked.
+//! The library does not say which of its algorithms split k. Those that do keep partial sums in a
+//! workspace, so the library gets none, and an algorithm that asks for one is left out; the library
+//! also cuts k of some algorithms by the number of rows as far as a workspace allows, which is
+//! impossible without one. Trials find algorithms that add partial sums by atomics
+//! ([`choose_algorithm`](crate::gpu::choose_algorithm)), and algorithms that refuse few rows, for
+//! which the library cannot be asked.
 //!
-//! The declarations are our own, after AMD's documentation of hipBLASLt 0.6 to 1 (ROCm 6 and 7). Before that its numbers were others.
+//! The declarations are our own, after AMD's documentation of hipBLASLt 0.6 to 1 (ROCm 6 and 7).
+//! Earlier versions have other numbers.
 
 mod plan;
 
@@ -49,7 +52,7 @@ impl Status {
             Self::INVALID_VALUE | Self::NOT_SUPPORTED | Self::ARCH_MISMATCH => {
                 Answer::Refuses(words)
             }
-            // A solution that does not run here, as well as a launch that failed.
+            // A solution that does not run here gives this code, as does a failed launch.
             Self::INTERNAL_ERROR => Answer::Unclear(words),
             _ => Answer::Fails(words),
         }
@@ -292,7 +295,7 @@ impl ProductLibrary for HipBlasLt {
         let one = 1.0_f32;
         let beta = if product.output == Output::Add { 1.0_f32 } else { 0.0 };
         let handle = self.handle(Some(queue))?;
-        // SAFETY: the caller vouches for the operands; descriptors, handle and stream are alive; factors are read during the call.
+        // SAFETY: the caller guarantees the validity of the operands; descriptors, handle and stream are alive; factors are read during the call.
         let enqueued = unsafe {
             (self.functions.multiply)(
                 handle,

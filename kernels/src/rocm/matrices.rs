@@ -1,4 +1,4 @@
-//! The matrix library of an AMD GPU: hipBLASLt where it is there and works, else rocBLAS.
+//! The matrix library of an AMD GPU: hipBLASLt if it is present and works, else rocBLAS.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ impl Matrices {
             let context = Context::open(table, ordinal);
             let context = table.on(ALL_DEVICES, "opening a device", context)?;
             let device = format!("GPU {ordinal}");
-            // AMD's libraries may end the process on others.
+            // On other architectures AMD's libraries may end the process.
             if Amd::architecture(&context, &device).is_err() {
                 continue;
             }

@@ -1,11 +1,11 @@
-//! rocBLAS: its solutions, and how a product is given to it.
+//! rocBLAS: its solutions, and the call of a product.
 //!
-//! Solutions that cannot form the product of few rows or of many are left out. None may split k: the library is given no workspace to
-//! keep parts of sums in, and may not add by atomics; what a solution does none the less is tried before it is used
-//! ([`choose_algorithm`](crate::gpu::choose_algorithm)).
+//! Solutions that cannot compute products of both few and many rows are left out. None may split k:
+//! the library gets no workspace for partial sums, and may not add by atomics; trials check that a
+//! solution keeps to this before it is used ([`choose_algorithm`](crate::gpu::choose_algorithm)).
 //!
-//! The declarations are our own, after AMD's documentation of rocBLAS 3 to 5. Its list of solutions is of what it calls its beta
-//! interface.
+//! The declarations are our own, after AMD's documentation of rocBLAS 3 to 5. The list of solutions
+//! belongs to its so-called beta interface.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -317,7 +317,8 @@ impl RocBlas {
         const SOMEWHERE: usize = 4096;
         let product = MatrixProduct { m: rows, ..*product };
         let handle = self.handle(None)?;
-        // As aligned as the operands are: what a library makes of addresses holds for theirs too.
+        // As aligned as the operands, because the library's choice may depend on the alignment of
+        // addresses.
         let addresses = [product.b, product.a, product.out]
             .map(|operand| (SOMEWHERE + operand.alignment) as u64);
         let call = Call { addresses, base: addresses[2], ..Call::of(&product) };
@@ -360,7 +361,8 @@ impl ProductLibrary for RocBlas {
                 accepted.retain(|solution| able.contains(solution));
             }
         }
-        // The library does not tell what a solution needs: one that needs more than it is given is refused.
+        // The library does not report the workspace of a solution: one that needs more than it gets
+        // is refused.
         Ok(accepted.into_iter().map(|algorithm| Candidate {
             algorithm,
             workspace_bytes: 0,
@@ -384,7 +386,7 @@ impl ProductLibrary for RocBlas {
     ) -> Answered<()> {
         let handle = self.handle(Some(queue))?;
         let call = Call::of(product);
-        // SAFETY: the caller vouches for the operands; handle and stream are alive; factors are read during the call.
+        // SAFETY: the caller guarantees the validity of the operands; handle and stream are alive; factors are read during the call.
         let enqueued = done(unsafe { call!(self.functions.multiply, handle, call, *solution, 0) });
         enqueued.map_err(|status| self.answer(status))
     }

@@ -41,7 +41,7 @@ impl AttentionShape {
         if !scale.is_finite() {
             return Err(KernelError::shape("attention", "scale", "a finite number", scale));
         }
-        // What kernels keep rounds positions and head widths up.
+        // Memory of kernels is for positions and head widths rounded up.
         let [t, p] = [sequences.positions(), head_width].map(|size| size.saturating_add(PADDING));
         countable("attention", "elements", &[sequences.samples(), t, heads, p, 3])?;
         Ok(Self { sequences, heads, key_value_heads: heads, head_width, scale, window })

@@ -1,14 +1,14 @@
-//! When results agree: with the definition within a tolerance, and between arms to the bit.
+//! Agreement of results: with the definition within a tolerance, and between arms to the bit.
 
 use super::number::Number;
 
 /// The error allowed to a result.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// Of the expected element.
+    /// Relative to the expected element.
     of_element: f64,
-    /// Of the larger of the expected element and the root mean square of its tensor: a sum that cancels is as exact as
-    /// its terms are.
+    /// Relative to the larger of the expected element and the root mean square of its tensor: a sum
+    /// that cancels is as exact as its terms are.
     of_typical: f64,
 }
 
@@ -27,7 +27,7 @@ pub fn tolerance<T: Number>(reduction: usize) -> Tolerance {
 }
 
 impl Tolerance {
-    /// The tolerance of a result that is formed from one of the same type, and so is rounded to it twice.
+    /// The tolerance of a result computed from another rounded result, and so rounded twice.
     pub fn rounded_twice(self) -> Self {
         Self { of_element: 2.0 * self.of_element, ..self }
     }
@@ -50,8 +50,8 @@ pub fn assert_close(label: &str, found: &[f32], expected: &[f64], tolerance: Tol
     assert_close_beside(label, found, expected, tolerance, 0.0);
 }
 
-/// [`assert_close`] where the terms of a sum, or what an activation is applied to, are as large as
-/// `terms` though the results may be much smaller: errors are measured against that too.
+/// [`assert_close`] for sums whose terms, or functions whose inputs, are as large as `terms`
+/// although the results may be much smaller: errors are measured relative to `terms` too.
 #[track_caller]
 pub fn assert_close_beside(
     label: &str,
@@ -73,8 +73,8 @@ pub fn assert_close_beside(
     }
 }
 
-/// [`assert_close`] of sums whose terms' sizes add up to `terms[i]`: the largest error that a relative error of the terms
-/// can make.
+/// [`assert_close`] for sums in which the sizes of the terms add up to `terms[i]`: the largest
+/// error that a relative error of the terms can cause.
 #[track_caller]
 pub fn assert_close_to_sums(
     label: &str,
@@ -91,7 +91,8 @@ pub fn assert_close_to_sums(
     }
 }
 
-/// Asserts that every element is within `tolerance` of its own size: for what no sum cancels.
+/// Asserts that every element is within `tolerance` of its own size: for results without
+/// cancellation.
 #[track_caller]
 pub fn assert_each_close(label: &str, found: &[f32], expected: &[f64], tolerance: Tolerance) {
     assert_eq!(found.len(), expected.len(), "{label}: elements");
@@ -115,8 +116,8 @@ pub fn assert_same_bits(label: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// What a body computed on one arm, as a hash of the bits of each labelled result: arms of one
-/// device kind must write equal transcripts.
+/// The results of a body on one arm, as a hash of the bits of each labelled result: arms of one
+/// device kind must have equal transcripts.
 #[derive(Default)]
 pub struct Transcript {
     results: Vec<(String, u64)>,

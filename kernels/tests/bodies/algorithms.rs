@@ -1,7 +1,7 @@
-//! Algorithms of a matrix library that do not keep to what is promised of products are not pinned.
+//! Algorithms of a matrix library that break a promise about products are not chosen.
 //!
-//! The library is made up: a candidate forms products by the driver's own, otherwise than it should. Each test of a rule holds a
-//! candidate that breaks this rule alone.
+//! The library is a fake: each candidate computes products by the driver's own, with a deviation.
+//! The test of each rule has a candidate that breaks only this rule.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,15 +19,15 @@ const COLUMNS: usize = 16;
 const TERMS: usize = 32;
 const WORKSPACE_BYTES: usize = 1024;
 
-/// What a candidate does; where it is none, the library's own product is formed.
+/// The deviation of a candidate; without one, it computes the library's own product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     /// The sums of a single row are formed in two parts.
     SplitsOneRow,
     /// The sums of all rows are formed in two parts where there are many.
     SplitsManyRows,
-    /// The sums of the last rows are formed in two parts where there are many: as algorithms do that share out the rest of the
-    /// tiles.
+    /// The sums of the last rows are formed in two parts if there are many rows, as in algorithms
+    /// that divide the remainder of the tiles.
     SplitsLastRows,
     /// The sums of the last of several entries of a batch are formed in two parts.
     SplitsLastEntry,
@@ -40,7 +40,7 @@ enum Way {
     SplitsSecondRun,
     /// Is refused where there are many rows.
     IsRefused,
-    /// Does not end well where there are many rows.
+    /// Fails where there are many rows.
     Fails,
     /// The library's.
     Whole,
@@ -69,7 +69,7 @@ fn multiply<D: Driver>(
     let mut in_two = |first: usize, rows: usize, product: MatrixProduct| {
         let MatrixProduct { out, a, b, k, .. } = product;
         let (out, a) = (element(out, first, 0), element(a, first, 0));
-        // All of them alike, where all are split: another rule is not to be broken as well.
+        // In all of them alike if all are split, so as not to break another rule too.
         let rows_are = if way == SplitsAll { product.rows } else { Rows::Fixed };
         let half = k / 2;
         form(MatrixProduct { out, a, m: rows, k: half, rows: rows_are, ..product })?;
@@ -122,7 +122,7 @@ fn multiply<D: Driver>(
     }
 }
 
-/// What is chosen among ways, in an order.
+/// The candidates, in an order.
 fn choose<D: Driver>(
     driver: &D,
     product: &MatrixProduct,
@@ -142,7 +142,7 @@ fn choose<D: Driver>(
     choose_algorithm(driver, &mut queue, product, WORKSPACE_BYTES, named, form).map(|(_, way)| way)
 }
 
-/// Candidates against which nothing speaks before they run.
+/// Candidates that only a trial can reject.
 fn eligible(ways: &[Way]) -> Vec<Candidate<Way>> {
     let candidate =
         |&algorithm: &Way| Candidate { algorithm, workspace_bytes: 0, terms: Terms::Whole };
@@ -246,10 +246,11 @@ pub fn unrepeatable_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<
     }
 }
 
-/// One that adds parts of sums to the output is passed over where that rounds them; to fp32 that held nothing it is an order of
-/// addition like any other, and the order is not judged.
+/// A candidate that adds parts of sums to the output is passed over where that rounds them; into an
+/// fp32 output that held zeros it is an order of addition like any other, and the order is free.
 ///
-/// Seen failing: without the sums of whole numbers; and, of what is added to fp32, with numbers there that need no rounding.
+/// Seen failing: without the sums of whole numbers; and, for additions to fp32, with numbers there
+/// that need no rounding.
 pub fn those_that_round_often_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
     let driver = arm.backend.driver();
     for product in products::<P>().into_iter().chain([gradient::<P>(), gradients::<P>()]) {
@@ -285,9 +286,10 @@ pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D,
     }
 }
 
-/// One that the library refuses when it is to run is passed over, and told where none is left; what fails is an error.
+/// A candidate that the library refuses at run time is passed over, and named if none is left; a
+/// failure is an error.
 ///
-/// Seen failing: with a refusal that is handed on, and with a failure that is passed over.
+/// Seen failing: with a refusal that is returned, and with a failure that is passed over.
 pub fn refused_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
     let driver = arm.backend.driver();
     let product = product::<P>(P::ELEMENT, true, Output::Overwrite);

@@ -6,7 +6,7 @@ use super::agreement::Transcript;
 
 /// One way to run a backend.
 pub struct Arm<B> {
-    /// What reports call it.
+    /// Its name in reports.
     pub name: String,
     pub backend: B,
     pub sizes: Sizes,
@@ -24,7 +24,7 @@ impl<B: Backend> Arm<B> {
     }
 }
 
-/// How much work an arm may be given.
+/// How much work an arm gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
     /// Every combination of sizes.
@@ -36,7 +36,7 @@ pub enum Sizes {
 }
 
 impl Sizes {
-    /// What this arm is given of two lists.
+    /// The one of two lists that this arm gets.
     pub fn choose<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
         match self {
             Self::Full | Self::Host => full,
@@ -53,12 +53,12 @@ impl Sizes {
     }
 }
 
-/// What an arm promises of the sums inside its kernels, beyond a fixed order.
+/// The promise of an arm about the sums inside its kernels, beyond a fixed order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
     /// Their terms are added one after the other, in the order of the definitions.
     OneByOne,
-    /// Their order is the kernels' own, and may follow from how a matrix is stored.
+    /// Their order is the kernels' own, and may depend on how a matrix is stored.
     Ordered,
 }
 

@@ -29,7 +29,8 @@ fn check_case<B: Backend<Activation: Number>>(
     let terms = shape.head_width().max(shape.sequences().positions());
     let of_rows = tolerance::<B::Activation>(terms).rounded_twice().beside(B::Activation::ROUNDING);
     let of_sums = tolerance::<f32>(terms);
-    // The gradient of a score is the difference of two sums over the head, which cancel where a query sees little.
+    // The gradient of a score is the difference of two sums over the head, which cancel if a query
+    // attends to few keys.
     let scores = (shape.head_width() as f64).sqrt() / 3.0;
     let of_scores = 2.0 * f64::from(shape.scale()).abs() * scores;
     // Sums over positions are as exact as probabilities are.
@@ -144,8 +145,8 @@ fn independence_shapes(sizes: Sizes) -> Vec<AttentionShape> {
         .collect()
 }
 
-/// A sample's and a head's bits do not depend on those beside it, nor a query's on how many positions follow, nor anything
-/// on alignment.
+/// A sample's and a head's bits do not depend on other samples and heads, nor a query's on how many
+/// positions follow, nor anything on alignment.
 pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -179,7 +180,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
             let label = format!("{label} of {part:?}");
             let shorter = part[1] != all_positions;
             for ((what, found), (_, whole)) in found.of_rows().into_iter().zip(whole.of_rows()) {
-                // Later queries have their part in the gradients of keys and values.
+                // Later queries contribute to the gradients of keys and values.
                 if !(shorter && ["dk", "dv"].contains(&what)) {
                     let expected = part_of(whole, part.clone(), shape);
                     assert_same_bits(&format!("{label} {what}"), found, &expected);
@@ -206,7 +207,8 @@ pub fn one_document_is_none<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     transcript
 }
 
-/// Changes everything at some positions of `case`, and asserts that nothing else's results change unless it sees them.
+/// Changes everything at some positions of `case`, and asserts that no other result changes unless
+/// its query attends to them.
 fn assert_unseen<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
@@ -264,7 +266,7 @@ fn assert_unseen<B: Backend<Activation: Number>>(
     }
 }
 
-/// What a query does not see is multiplied by `replacement`.
+/// Masked elements are multiplied by `replacement`.
 fn check_unseen<B: Backend<Activation: Number>>(arm: &Arm<B>, replacement: f32) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -340,12 +342,13 @@ pub fn the_unseen_changes_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) 
     check_unseen(arm, -64.0)
 }
 
-/// NaN at later positions, at those older than the window and in other documents stays there.
+/// NaN at later positions, at those older than the window and in other documents does not spread.
 pub fn unseen_nan_stays<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     check_unseen(arm, f32::NAN)
 }
 
-/// A value that is not finite shows in its column of every query that sees it, and nowhere else.
+/// A value that is not finite shows in its column of every query that attends to it, and nowhere
+/// else.
 pub fn values_that_are_not_finite_are_seen<B: Backend<Activation: Number>>(
     arm: &Arm<B>,
 ) -> Transcript {

@@ -12,7 +12,7 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::Inputs;
 use super::number::Number;
 
-/// The keys and values of sequences, and how many positions each has seen.
+/// The keys and values of sequences, and the number of cached positions of each.
 struct Cache<B: Backend<Activation: Number>> {
     keys: Placed<B, B::Activation>,
     values: Placed<B, B::Activation>,
@@ -37,7 +37,7 @@ fn first_positions<T: Number>(
 }
 
 impl<B: Backend<Activation: Number>> Cache<B> {
-    /// A cache that holds what a case begins with.
+    /// A cache with the initial contents of a case.
     fn new(
         device: &mut Device<'_, B>,
         case: &AttentionCase,
@@ -56,7 +56,8 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         Self { keys, values, past, slopes, capacity }
     }
 
-    /// Lets every sequence see its next `count` positions of `case`; returns `out[b count, h p]`.
+    /// Attends from the next `count` positions of every sequence of `case`; returns `out[b count, h
+    /// p]`.
     fn advance(
         &mut self,
         device: &mut Device<'_, B>,
@@ -101,7 +102,7 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         out.read(device)
     }
 
-    /// The same of the next position alone, as it is written on.
+    /// The same for the next position alone, as in generation.
     fn step(
         &mut self,
         device: &mut Device<'_, B>,
@@ -134,7 +135,7 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         out.read(device)
     }
 
-    /// Asserts that the cache holds what each sequence has seen, and nothing else.
+    /// Asserts that the cache holds the earlier positions of each sequence, and nothing else.
     #[track_caller]
     fn assert_holds(
         &self,
@@ -160,8 +161,8 @@ fn rows_of(values: &[f32], past: &[u32], count: usize, shape: AttentionShape) ->
     rows.flat_map(|row| &values[row * width..(row + 1) * width]).copied().collect()
 }
 
-/// However prompts are cut, and whatever each sequence of a batch has seen before, what a cache gives is what one pass over
-/// everything gives, to the bit; and what lies past a sequence's end does not leak.
+/// For any cut of prompts, and any earlier positions of the sequences of a batch, a cache gives
+/// what one pass over everything gives, to the bit; and memory past a sequence's end has no effect.
 pub fn cuts_change_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -184,7 +185,7 @@ pub fn cuts_change_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tran
         let whole = run(&mut device, &label, &case, shape).out;
         transcript.record(&label, &whole);
         let [samples, t] = rows;
-        // Sequences of a batch have seen different numbers of positions.
+        // The sequences of a batch have different numbers of earlier positions.
         let apart = |first: usize| -> Vec<u32> {
             (0..samples).map(|sample| (first + 7 * sample) as u32).collect()
         };
@@ -247,8 +248,9 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Single positions, before, at and behind the places where kernels cut what is seen, agree with the definition; and neither the rest
-/// of the batch nor the room of the cache changes a bit of them.
+/// Single positions, before, at and behind the places where kernels cut the keys, agree with the
+/// definition; and neither the rest of the batch nor the capacity of the cache changes a bit of
+/// them.
 pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

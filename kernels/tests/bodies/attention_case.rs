@@ -67,7 +67,7 @@ impl AttentionCase {
         Self { starts: Some(starts), ..self }
     }
 
-    /// What `shape` and this case let the query of a row see, as positions of its sample.
+    /// The positions of its sample that the query of a row attends to.
     pub fn seen(&self, row: usize, shape: AttentionShape) -> Range<usize> {
         let position = row % shape.sequences().positions();
         let start = self.starts.as_ref().map_or(0, |starts| starts[row] as usize);

@@ -14,7 +14,8 @@ use super::number::Number;
 
 const ELEMENTS: usize = 1000;
 
-/// Says that the device has no graphs, past the harness, which shows nothing of tests that pass; a GPU must have them.
+/// Reports that the device has no graphs, past the test harness, which hides the output of passing
+/// tests; a GPU must have them.
 fn not_run<B: Backend>(arm: &Arm<B>, body: &str) {
     assert_eq!(arm.backend.memory(), MemoryPlace::Host, "a device without graphs");
     let line = format!("NOT RUN: graphs::{body} on {}: the device has no graphs\n", arm.name);
@@ -46,7 +47,7 @@ pub fn repeat_what_was_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     assert_eq!(device.download(&lane), [2.125; ELEMENTS]);
 }
 
-/// A graph that outlives a buffer touches nobody else's: memory that it names is not handed out again.
+/// A graph that outlives a buffer touches no other memory: memory that it names is not reused.
 pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let backend = device.backend;
@@ -70,8 +71,8 @@ pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     assert_eq!(device.download(&again), [5.0; ELEMENTS]);
 }
 
-/// What another thread drops neither spoils a recording nor goes while the graph is there, be it that the recording begins, goes
-/// on, or ends meanwhile.
+/// Memory dropped by another thread neither spoils a recording nor is freed while the graph exists,
+/// whether the recording begins, continues or ends meanwhile.
 pub fn are_recorded_while_another_thread_drops<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     const ROUNDS: usize = 200;
     let mut device = Device::new(arm);
@@ -126,7 +127,7 @@ fn assert_not_recordable<T>(what: &str, result: tidemill_kernels::Result<T>) {
     }
 }
 
-/// What a graph cannot hold is refused while it is recorded, and spoils nothing of it.
+/// Operations that a graph cannot hold are refused while it is recorded, and spoil nothing of it.
 pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let backend = device.backend;
@@ -173,13 +174,13 @@ pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<
     backend.replay(&mut device.stream, &graph).unwrap();
     assert_eq!(device.download(&lane), [2.0; ELEMENTS]);
     assert_eq!(device.download(&other), [9.0; ELEMENTS], "what was refused did nothing");
-    // Its scratch memory and faults are of the stream that it was recorded on.
+    // Its scratch memory and faults belong to the stream that it was recorded on.
     let mut another = backend.device_stream().unwrap();
     let replayed = backend.replay(&mut another, &graph);
     assert!(matches!(replayed, Err(KernelError::Shape { .. })), "found {replayed:?}");
 }
 
-/// A recording that fails or panics is over: its stream runs again what is enqueued.
+/// After a recording that fails or panics, its stream runs enqueued work again.
 pub fn end_with_their_recording<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let backend = device.backend;
@@ -209,7 +210,7 @@ pub fn end_with_their_recording<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     assert_eq!(device.download(&lane), [2.0; ELEMENTS]);
 }
 
-/// A kernel that a graph runs is watched as any other, each time, and named.
+/// A fault of a kernel in a graph is reported each time, with the kernel's name.
 pub fn answer_the_faults_of_their_kernels<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     const ROWS: usize = 3;
     const VOCAB: usize = 8;

@@ -71,7 +71,8 @@ pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     let event = backend.record(&mut second.stream).unwrap();
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
-    // Only what was recorded with its time has one, be it a driver's event that stood for another point before.
+    // Only an event that was recorded with timing has a time, even if the driver's event was used
+    // for another point before.
     for _ in 0..3 {
         let from = backend.record_timed(&mut device.stream).unwrap();
         let untimed = backend.record(&mut device.stream).unwrap();
@@ -103,7 +104,7 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     backend.read_async(stream, &mut pinned, 1, most).unwrap();
     let found = backend.pinned_values(&pinned).unwrap();
     assert_eq!((found[0], &found[1..]), (values[0], &values[..ELEMENTS - 1]));
-    // What is written by the host does not reach a copy that was asked for before.
+    // A write by the host does not affect a copy that was enqueued before.
     backend.write_async(stream, SliceMut::all(&mut buffer), &pinned, 0).unwrap();
     backend.pinned_values_mut(&mut pinned).unwrap().fill(-1.0);
     assert_eq!(device.download(&buffer)[1..], values[..ELEMENTS - 1]);
@@ -117,7 +118,7 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     let none = Slice::new(&buffer, 0, 0).unwrap();
     backend.read_async(stream, &mut pinned, ELEMENTS, none).unwrap();
     assert_eq!(backend.pinned_values(&pinned).unwrap(), [-1.0; ELEMENTS]);
-    // More copies than anybody looks at.
+    // More copies than are ever waited for.
     for _ in 0..100 {
         backend.write_async(stream, SliceMut::all(&mut buffer), &pinned, 0).unwrap();
     }
@@ -125,8 +126,9 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     assert_eq!(device.download(&buffer), [-1.0; ELEMENTS]);
 }
 
-/// What one stream sums up of what another writes again and again, and what that should be. `backends` are the devices of the
-/// two, the second of which reads the memory of the first; before the first writes again it `holds` until that was done.
+/// The sum, on one stream, of the values that another stream writes again and again, and the
+/// expected sum. `backends` are the devices of the two streams; the second reads the memory of the
+/// first, which, before it writes again, `holds` until that is done.
 pub fn handed_on<B: Backend>(
     backends: [&B; 2],
     holds: impl Fn(&mut B::DeviceStream, &B::Event),
@@ -157,7 +159,7 @@ pub fn handed_on<B: Backend>(
     }
     let mut found = vec![0.0; ELEMENTS];
     adding.read(adder, &mut found, Slice::all(&sum)).unwrap();
-    // What the writer still has to do must find its memory.
+    // The memory must still exist for the pending work of the writer.
     writing.wait(&writing.record(writer).unwrap()).unwrap();
     [found, expected]
 }

@@ -54,9 +54,10 @@ pub mod tree_sum;
 pub mod views;
 pub mod weight_gradient;
 
-/// Hands every body, with the name of its test, to a macro: those whose results all arms of a kind must have to the bit,
-/// and those that one arm is enough for, since what they check is decided before a kernel's loops; of both, those apart whose kernels are
-/// others where groups of warps multiply together.
+/// Calls a macro with every body and the name of its test: first the bodies whose results all arms
+/// of a kind must have to the bit, then those for which one arm is enough, since they check
+/// decisions before a kernel's loops; of both, the bodies whose kernels differ where groups of
+/// warps multiply together are listed separately.
 macro_rules! every_body {
     ($tests:ident) => {
         $tests! {

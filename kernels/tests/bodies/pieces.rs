@@ -1,4 +1,4 @@
-//! Sequences that are cut into pieces, of which some end before others.
+//! Sequences that are cut into pieces, and of which some end before others.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ impl Cut {
         })
     }
 
-    /// As a kernel is told of them: nothing where all sequences bring as many.
+    /// The lengths for a kernel: `None` where all sequences have equally many new positions.
     pub fn told<B: Backend>(&self, device: &mut Device<'_, B>) -> Option<B::Buffer<u32>> {
         let positions = self.positions.len() as u32;
         let is_even = self.lengths.iter().all(|&length| length == positions);
@@ -54,7 +54,8 @@ impl Cut {
             .collect()
     }
 
-    /// Puts the rows of the piece that there are to their places in `all[b t, columns]`; the others must hold poison.
+    /// Copies the existing rows of the piece to their places in `all[b t, columns]`; the others
+    /// must hold poison.
     pub fn place<T: Number>(&self, found: &[f32], columns: usize, all: &mut [f32]) {
         let positions = self.positions.len();
         for (row, found) in found.chunks_exact(columns).enumerate() {

@@ -1,4 +1,4 @@
-//! What calls with shapes that do not fit are made of: operands of zeros, and sizes that are wrong by one.
+//! Calls with shapes that do not fit: operands of zeros, and sizes that are wrong by one.
 
 use tidemill_kernels::{Backend, Element, KernelError, Matrix, MatrixMut, Slice, SliceMut};
 
@@ -46,7 +46,7 @@ pub fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [u
     cases
 }
 
-/// A call without a wrong size succeeds, and one with some answers that this kernel refused it.
+/// A call without a wrong size succeeds; a call with one returns an error that names this kernel.
 #[track_caller]
 pub fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::Result<()>) {
     match (wrong, result) {
@@ -82,7 +82,7 @@ impl<'a, B: Backend<Activation: Number>> Bench<'a, B> {
         }
     }
 
-    /// Calls that were answered must have run, too.
+    /// The work of accepted calls must also succeed.
     pub fn finish(mut self) {
         self.device.download(&self.outs[0]);
     }

@@ -1,4 +1,4 @@
-//! Shapes that do not fit: every kernel answers them with an error, none panics.
+//! Shapes that do not fit: every kernel returns an error, none panics.
 
 use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
@@ -64,8 +64,9 @@ pub fn ordered_product<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     bench.finish();
 }
 
-/// Products of matrices whose rows or columns overlap, the last of them at the end of its buffer: read with a stride that
-/// holds a row, they would be read past it. A matrix library of a device's refuses them; the host's reads them as they are.
+/// Products of matrices whose rows or columns overlap, the last of them at the end of its buffer:
+/// read with a stride that holds a row, they would be read past the end. A device's matrix library
+/// refuses them; the host's reads them as they are.
 pub fn overlapping_matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let [rows, terms] = [3, 4];

@@ -43,7 +43,8 @@ fn assert_change_shows<P: Precision>(
     }
 }
 
-/// What may begin before the kernel ahead of it has ended waits for that one in every thread; where one does not, the launch fails.
+/// A kernel that may begin before the kernel ahead of it has ended waits for that one in every
+/// thread; if one thread does not, the launch fails.
 #[test]
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
@@ -69,8 +70,8 @@ fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     }
 }
 
-/// Launchers and kernels count the shared memory of a block apart, for either width of a warp; where they differ, the launch is
-/// refused.
+/// Launchers and kernels compute the shared memory of a block separately, for either width of a
+/// warp; if they differ, the launch is refused.
 #[test]
 fn a_launch_gives_the_shared_memory_that_its_kernel_counts() {
     for (source, from) in [
@@ -226,7 +227,7 @@ fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
     assert_needs::<Bf16>("optimizer.cu", carried, bodies::master::adamw_agrees);
 }
 
-/// An update of Lion is as large whichever way it goes.
+/// An update of Lion is equally large in both directions.
 #[test]
 fn a_lion_that_goes_by_more_than_the_sign_fails_the_body() {
     for forgotten in ["direction > 0.0f ? 1.0f : ", "direction < 0.0f ? -1.0f : "] {
@@ -247,7 +248,7 @@ fn a_forgotten_copy_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
     let copy =
         "fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));";
-    let barrier = "__syncthreads();  // skip and bias are there, and all copies";
+    let barrier = "__syncthreads();  // skip and bias are loaded, and all copies";
     for forgotten in [copy, barrier] {
         assert_warps_need::<Bf16>(&[32], "scan_backward.cu", forgotten, scan);
     }

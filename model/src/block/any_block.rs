@@ -1,7 +1,8 @@
-//! A block of any kind, behind one object-safe trait: what a model's list holds.
+//! A block of any kind, behind one object-safe trait: the element type of a model's list of blocks.
 //!
-//! The memory of a kind of block has a type that the kind alone knows; here it is a [`BlockMemory`], allocated when memory is planned, so
-//! that a call costs a lookup and no allocation.
+//! Each kind of block has its own types of memory, which the trait cannot name. Here they are a
+//! [`BlockMemory`], allocated when memory is planned, so that a call costs a downcast and no
+//! allocation.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -15,10 +16,10 @@ use crate::generation::{Incremental, PiecePass, Room};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
-/// Memory of a block, of a type that its kind alone knows.
+/// The memory of a block, whose type only its kind knows.
 pub struct BlockMemory(Box<dyn Any + Send>);
 
-/// Why the type of a memory is that of the block that it is lent to.
+/// The message of the panic where a memory belongs to another kind of block.
 const PLANNED: &str = "memory that a block of this kind has planned";
 
 impl BlockMemory {
@@ -35,15 +36,16 @@ impl BlockMemory {
     }
 }
 
-/// A block of any kind; every [`Block`] that is [`Incremental`] is one. The contract of each method, errors included, stands there.
+/// A block of any kind; every [`Block`] that is [`Incremental`] is one. The contract of each
+/// method, errors included, stands at the method of those traits that it names.
 ///
 /// # Panics
-/// Every method that takes a [`BlockMemory`] does on one that a block of another kind has planned.
+/// Every method that takes a [`BlockMemory`] panics if a block of another kind has planned it.
 pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
     /// The block itself, of its own type.
     fn as_any(&self) -> &dyn Any;
 
-    /// Whether both are of one kind, and [alike](Block::is_alike).
+    /// Whether both are of one kind and [alike](Block::is_alike).
     fn is_alike(&self, other: &dyn AnyBlock<B>) -> bool;
 
     /// [`Block::plan_saved`]

@@ -5,20 +5,20 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 use crate::error::Result;
 use crate::trainable::Device;
 
-/// The gradient of the residual stream: fp32, with a copy in activation precision for matrix products where these
-/// differ.
+/// The gradient of the residual stream: fp32, and a copy in activation precision for matrix
+/// products where activations are not fp32.
 pub struct ResidualGradient<B: Backend> {
     gradient: B::Buffer<f32>,
     copy: B::ComputeWeights,
-    /// The first elements of which the copy is that of the gradient as it is now.
+    /// The number of leading elements for which the copy is up to date with the gradient.
     rounded: usize,
 }
 
-/// [`ResidualGradient`] on its way through a kernel.
+/// Views of a [`ResidualGradient`] as a kernel takes them.
 pub(crate) struct BothGradients<'a, B: Backend> {
     /// `gradient[rows, columns]`
     pub(crate) gradient: MatrixMut<'a, B, f32>,
-    /// The same in activation precision, where that differs.
+    /// The same in activation precision, where activations are not fp32.
     pub(crate) rounded: Option<MatrixMut<'a, B, B::Activation>>,
 }
 
@@ -38,14 +38,14 @@ impl<B: Backend> ResidualGradient<B> {
         &self.gradient
     }
 
-    /// The fp32 gradient, to be changed.
+    /// The fp32 gradient as a view that can be written.
     pub fn gradient_mut(&mut self) -> &mut B::Buffer<f32> {
         self.rounded = 0;
         &mut self.gradient
     }
 
-    /// `gradient[rows, columns]` for a kernel that changes all of it, and its copy in activation precision, where there is one, in
-    /// which the kernel leaves what it has become.
+    /// `gradient[rows, columns]` for a kernel that changes all of it, and the copy in activation
+    /// precision, where there is one: the kernel writes its new values there as well.
     pub(crate) fn both_mut(&mut self, rows: usize, columns: usize) -> Result<BothGradients<'_, B>> {
         self.rounded = rows * columns;
         let copy = B::copies_mut(&mut self.copy);
@@ -54,7 +54,7 @@ impl<B: Backend> ResidualGradient<B> {
         Ok(BothGradients { gradient, rounded: rounded.transpose()? })
     }
 
-    /// `gradient[rows, columns]` in activation precision, as it is now.
+    /// `gradient[rows, columns]` in activation precision, with the present values.
     ///
     /// # Errors
     /// A matrix larger than the gradient, or a device that fails.

@@ -1,4 +1,4 @@
-//! What a block must be able to do for a model to write on: go on from what it remembers.
+//! The incremental form of a block: how generation continues from the state of earlier tokens.
 
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Element, Slice, SliceMut};
@@ -8,20 +8,22 @@ use crate::lease::Lease;
 use crate::linear::Products;
 use crate::trainable::Device;
 
-/// Positions of a sequence that are computed at once, at most: few sequences bring enough rows of products that way.
+/// The most positions of a sequence that are computed at once: with few sequences, this many give
+/// products enough rows.
 pub const PIECE_POSITIONS: usize = 1 << 10;
 
-/// Rows that are computed at once, where more than a row for each sequence: enough to fill any device.
+/// The rows that are computed at once where a piece has more than one row for each sequence: enough
+/// to fill any device.
 const MOST_ROWS: usize = 1 << 12;
 
-/// What memory is planned for.
+/// The sizes that memory is planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// b, sequences.
     pub sequences: usize,
     /// Positions that each sequence may grow to.
     pub positions: usize,
-    /// b t, rows of the largest piece.
+    /// b t, rows of the largest piece: the most tokens that enter at once.
     pub rows: usize,
 }
 
@@ -38,8 +40,8 @@ impl Room {
     }
 }
 
-/// New tokens of several sequences, packed as `[b, t]`. Sequences that bring fewer than t are padded at their end with
-/// rows that mean nothing: no row of a sequence sees a later one.
+/// New tokens of several sequences, packed as `[b, t]`. Sequences with fewer than t tokens are
+/// padded at their end with rows of no meaning: no row of a sequence reads a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     sequences: usize,
@@ -48,7 +50,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The piece of sequences that bring `lengths` tokens, the longest first and none of them 0.
+    /// The piece of sequences with `lengths` new tokens, the longest first and none of them 0.
     pub(crate) fn new(lengths: impl Iterator<Item = usize> + Clone) -> Self {
         let positions = lengths.clone().next().unwrap_or(0);
         let is_even = lengths.clone().all(|length| length == positions);
@@ -70,42 +72,44 @@ impl Piece {
         self.sequences * self.positions
     }
 
-    /// Whether all sequences bring as many tokens.
+    /// Whether all sequences have the same number of new tokens.
     pub fn is_even(&self) -> bool {
         self.is_even
     }
 }
 
-/// What a block is given to go on.
+/// The arguments of [`Incremental::advance`].
 pub struct PiecePass<'a, B: Backend> {
     /// The parameters of the block's segment.
     pub parameters: Lease<'a, B>,
-    /// What is new.
+    /// The new tokens.
     pub piece: &'a Piece,
     /// `past[b]`: the tokens that each sequence had before this piece.
     pub past: Slice<'a, B, u32>,
-    /// The products that these tokens take.
+    /// The products that compute these tokens.
     pub products: Products,
-    /// `lengths[b]`: the tokens that each sequence brings, where these are not equal.
+    /// `lengths[b]`: the new tokens of each sequence, where these numbers differ.
     pub lengths: Option<Slice<'a, B, u32>>,
 }
 
-/// A block that remembers sequences, and so needs each of their tokens but once.
+/// A block that keeps a state of each sequence, and so reads each of its tokens only once.
 ///
-/// What it makes of a token must depend, to the bit, on the sequence's tokens up to it and their [`Products`] alone: neither on the other
-/// sequences nor on how the sequence was cut into pieces.
+/// The result for a token must depend, to the bit, on the sequence's tokens up to it and their
+/// [`Products`] alone: neither on the other sequences nor on how the sequence was cut into pieces.
 pub trait Incremental<B: Backend>: Send + Sync + 'static {
-    /// What one block remembers of the sequences of a batch.
+    /// The state of the sequences of a batch in one block: what the block keeps of their earlier
+    /// tokens.
     type State: Send + 'static;
     /// Memory that [alike](crate::block::Block::is_alike) blocks use one after the other.
     type Workspace: Send + 'static;
 
-    /// What the block launches, besides matrix products: compiled side by side before.
+    /// The kernels that the block launches, besides matrix products: they are compiled in parallel
+    /// beforehand.
     fn generation_kernels(&self) -> Vec<KernelGroup> {
         Vec::new()
     }
 
-    /// Memory for what the block remembers.
+    /// Memory for the state.
     ///
     /// # Errors
     /// A device without room.
@@ -117,16 +121,16 @@ pub trait Incremental<B: Backend>: Send + Sync + 'static {
     /// A device without room.
     fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::Workspace>;
 
-    /// Bytes of what [`plan_state`](Self::plan_state) takes for sequences of a room.
+    /// Bytes of [`plan_state`](Self::plan_state) for these sizes.
     fn state_bytes(&self, room: Room) -> usize;
 
-    /// Forgets everything.
+    /// Clears the state of all sequences.
     ///
     /// # Errors
     /// A device that fails.
     fn forget(&self, device: &mut Device<'_, B>, state: &mut Self::State) -> Result<()>;
 
-    /// Forgets all but some sequences: `kept[i]`, ascending, becomes sequence i.
+    /// Keeps some sequences and drops the others: `kept[i]`, ascending, becomes sequence i.
     ///
     /// # Errors
     /// A device that fails.
@@ -137,7 +141,8 @@ pub trait Incremental<B: Backend>: Send + Sync + 'static {
         kept: &[usize],
     ) -> Result<()>;
 
-    /// Copies what `from` remembers of its first sequence, which has `positions` positions, to sequence `place`.
+    /// Copies the state of the first sequence of `from`, which has `positions` positions, to
+    /// sequence `place`.
     ///
     /// # Errors
     /// A device that fails.
@@ -150,7 +155,7 @@ pub trait Incremental<B: Backend>: Send + Sync + 'static {
         positions: usize,
     ) -> Result<()>;
 
-    /// Turns `residual[b t, d]` as it enters the block into what leaves it, and moves the state on.
+    /// Turns `residual[b t, d]` from the block's input into its output, and advances the state.
     ///
     /// With one position for every sequence, the same kernels run on the same buffers every time, so that they can be
     /// recorded.
@@ -167,11 +172,11 @@ pub trait Incremental<B: Backend>: Send + Sync + 'static {
     ) -> Result<()>;
 }
 
-/// Copies the first `count` elements of `from` to row `place` of `rows[b, elements]`: what [`adopt`](Incremental::adopt) does with a state of
-/// one row for each sequence.
+/// Copies the first `count` elements of `from` to row `place` of `rows[b, elements]`: the form of
+/// [`adopt`](Incremental::adopt) for a state of one row for each sequence.
 ///
 /// # Errors
-/// Rows that there are not, or a device that fails.
+/// Rows out of range, or a device that fails.
 pub fn adopt_row<B: Backend, T: Element>(
     device: &mut Device<'_, B>,
     (rows, elements): (&mut B::Buffer<T>, usize),
@@ -185,11 +190,11 @@ pub fn adopt_row<B: Backend, T: Element>(
     Ok(device.backend.copy(device.stream, to, Slice::new(from, 0, count)?)?)
 }
 
-/// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front: what [`keep`](Incremental::keep) does with a state of one row for
-/// each sequence.
+/// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front: the form of
+/// [`keep`](Incremental::keep) for a state of one row for each sequence.
 ///
 /// # Errors
-/// Rows that there are not, or a device that fails.
+/// Rows out of range, or a device that fails.
 pub fn keep_rows<B: Backend, T: Element>(
     device: &mut Device<'_, B>,
     rows: &mut B::Buffer<T>,
@@ -201,7 +206,7 @@ pub fn keep_rows<B: Backend, T: Element>(
         return Ok(());
     }
     let Device { backend, stream } = device;
-    // No view writes and reads the same buffer.
+    // No call may read and write the same buffer, so each row goes through a buffer of its own.
     let mut between = backend.allocate::<T>(stream, elements)?;
     for (to, &from) in moved {
         let from = Slice::new(rows, from * elements, elements)?;

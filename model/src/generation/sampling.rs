@@ -1,9 +1,10 @@
 //! From logits to the next token.
 //!
-//! The order and the meaning of every filter are those of transformers: repetition penalty, temperature, top-k, top-p, min-p,
-//! each over the probabilities that the one before has left. All after the penalty is [`draw`], which devices do where the logits are.
-//! Everything is computed in f64 from the logits, with ties going to the lowest token id, so equal logits, settings and seed give equal
-//! tokens wherever they are chosen.
+//! The order and the meaning of every filter are those of transformers: repetition penalty,
+//! temperature, top-k, top-p, min-p, each over the probabilities that the filters before it have
+//! left. The steps after the penalty are [`draw`], which devices run where the logits are.
+//! Everything is computed in f64 from the logits, with ties going to the lowest token id, so equal
+//! logits, settings and seed give equal tokens on the host and on every device.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -19,16 +20,20 @@ use crate::error::{ModelError, Result};
 pub struct SamplingSettings {
     /// Logits are divided by it; 0 takes the most likely token.
     pub temperature: f64,
-    /// Only the k most likely tokens, and those that are as likely as the last of them; 0 for all.
+    /// Keeps only the k most likely tokens, and those that are as likely as the last of them; 0 for
+    /// all.
     pub top_k: usize,
-    /// Only the fewest most likely tokens whose probabilities reach this sum; 1 for all (Holtzman et al., 2020).
+    /// Keeps only the fewest most likely tokens whose probabilities reach this sum; 1 for all
+    /// (Holtzman et al., 2020).
     pub top_p: f64,
-    /// Only tokens at least this many times as likely as the most likely one; 0 for all (Nguyen et al., 2024).
+    /// Keeps only tokens at least this many times as likely as the most likely one; 0 for all
+    /// (Nguyen et al., 2024).
     pub min_p: f64,
-    /// Logits of tokens that have been seen, in the prompt too, are divided by it where positive and multiplied by
-    /// it where negative; 1 for none (CTRL, Keskar et al., 2019).
+    /// Logits of tokens that the sequence already has, prompt included, are divided by it where
+    /// positive and multiplied by it where negative; 1 for none (CTRL, Keskar et al., 2019).
     pub repetition_penalty: f64,
-    /// Seeds the draws. A prompt's [`index`](super::Prompt::index) says which of the seed's streams they come from.
+    /// The seed of the draws. A prompt's [`index`](super::Prompt::index) selects one of the seed's
+    /// streams.
     pub seed: u64,
 }
 
@@ -46,7 +51,8 @@ impl Default for SamplingSettings {
 }
 
 impl SamplingSettings {
-    /// Where and how the next token is chosen. What has been seen is known to the host alone.
+    /// Where and how the next token is chosen. Only the host knows which tokens a sequence already
+    /// has.
     pub(crate) fn choice(&self) -> Choice {
         let draw = self.draw();
         if self.repetition_penalty != 1.0 {
@@ -60,7 +66,7 @@ impl SamplingSettings {
         }
     }
 
-    /// All but the penalty.
+    /// All settings but the penalty.
     fn draw(&self) -> DrawSettings {
         let Self { temperature, top_k, top_p, min_p, .. } = *self;
         DrawSettings { temperature, top_k, top_p, min_p }
@@ -69,7 +75,7 @@ impl SamplingSettings {
     /// Checks every value.
     ///
     /// # Errors
-    /// A value that chooses nothing, named by its key.
+    /// A value that no token can be chosen by, named by its key.
     pub fn check(&self) -> Result<()> {
         let Self { temperature, top_p, min_p, repetition_penalty, .. } = *self;
         if !(temperature >= 0.0 && temperature.is_finite()) {
@@ -93,16 +99,16 @@ impl SamplingSettings {
 /// Where the next token is chosen from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Choice {
-    /// On the device: the likeliest.
+    /// On the device: the most likely token.
     Likeliest,
-    /// On the device: one that is drawn.
+    /// On the device: a token that is drawn.
     Draw(DrawSettings),
-    /// On the host, which needs the logits: with a penalty, and with settings that devices refuse.
+    /// On the host, from the logits: with a penalty, or with settings that devices refuse.
     OfHost,
 }
 
 impl Choice {
-    /// The kernels that choose.
+    /// The kernels that choose tokens.
     pub(crate) fn kernels(self) -> Option<KernelGroup> {
         match self {
             Self::Likeliest => Some(KernelGroup::Likeliest),
@@ -116,18 +122,19 @@ impl Choice {
 pub struct Sampler {
     settings: SamplingSettings,
     random: ChaCha8Rng,
-    /// Whether a token has been seen.
+    /// `seen[v]`: whether the sequence already has a token.
     seen: Vec<bool>,
-    /// Kept between calls.
+    /// Kept between calls, so that it is allocated once.
     candidates: Vec<Candidate>,
 }
 
 impl Sampler {
-    /// A sampler that draws from stream `index` of its seed, over a vocabulary of `vocab_size` tokens. What it draws depends
-    /// on its settings, on `index` and on the logits alone: not on which other sequences a batch holds.
+    /// A sampler that draws from stream `index` of its seed, over a vocabulary of `vocab_size`
+    /// tokens. Its draws depend on its settings, on `index` and on the logits alone: not on which
+    /// other sequences a batch holds.
     ///
     /// # Errors
-    /// A setting that chooses nothing.
+    /// A setting that no token can be chosen by.
     pub fn new(settings: SamplingSettings, index: u64, vocab_size: usize) -> Result<Self> {
         settings.check()?;
         let mut random = ChaCha8Rng::seed_from_u64(settings.seed);
@@ -135,7 +142,7 @@ impl Sampler {
         Ok(Self { settings, random, seen: vec![false; vocab_size], candidates: Vec::new() })
     }
 
-    /// Marks tokens as seen. Tokens that the sampler returns are marked by itself.
+    /// Marks tokens as seen. The sampler itself marks the tokens that it returns.
     pub fn saw(&mut self, tokens: &[u32]) {
         for &token in tokens {
             if let Some(seen) = self.seen.get_mut(token as usize) {
@@ -147,13 +154,14 @@ impl Sampler {
     /// The next token after `logits[v]`.
     ///
     /// # Errors
-    /// Logits of which one is not a finite number.
+    /// A logit that is not a finite number.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32> {
         let uniform = self.uniform();
         self.next_by(uniform, logits)
     }
 
-    /// The number in [0, 1) that the next token is drawn by, once for each token; 0 where nothing is drawn.
+    /// The number in [0, 1) for drawing the next token, to be taken once for each token; 0 where
+    /// nothing is drawn.
     pub(crate) fn uniform(&mut self) -> f64 {
         if self.settings.temperature == 0.0 {
             return 0.0;
@@ -162,7 +170,7 @@ impl Sampler {
         (self.random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// [`next`](Self::next) by a number that [`uniform`](Self::uniform) has answered.
+    /// [`next`](Self::next) with a number that [`uniform`](Self::uniform) has returned.
     pub(crate) fn next_by(&mut self, uniform: f64, logits: &[f32]) -> Result<u32> {
         let token = if self.settings.temperature == 0.0 {
             self.likeliest(logits)?
@@ -177,7 +185,7 @@ impl Sampler {
     /// The tokens that may be drawn after `logits[v]` and their probabilities, by token id.
     ///
     /// # Errors
-    /// Logits of which one is not a finite number.
+    /// A logit that is not a finite number.
     pub fn probabilities(&mut self, logits: &[f32]) -> Result<Vec<(u32, f64)>> {
         if self.settings.temperature == 0.0 {
             return Ok(vec![(self.likeliest(logits)?, 1.0)]);
@@ -209,7 +217,7 @@ impl Sampler {
         Ok(best.0)
     }
 
-    /// Leaves in `candidates` what may be drawn, by token id.
+    /// Leaves in `candidates` the tokens that may be drawn, by token id.
     fn keep_candidates(&mut self, logits: &[f32]) -> Result<()> {
         check_finite(logits)?;
         let mut candidates = std::mem::take(&mut self.candidates);

@@ -1,13 +1,15 @@
-//! Sequences that a model reads and writes on: what each block remembers of them, and the memory to move all of it on.
+//! Sequences in generation: the state that each block keeps of them, and the memory to advance all
+//! of it.
 //!
-//! Tokens that are given enter in pieces ([`Piece`]). Every row of a product is independent of the others, and what blocks remember
-//! depends on a sequence alone, so neither how tokens are cut into pieces nor what else is in the batch changes a bit: a prompt fed at
-//! once and one fed token by token, alone or among others, end in the same state. A token that was chosen is written by itself, with
-//! products that are fast for so few rows ([`Products`]) and have other bits: so a state depends on which tokens were given and which
-//! were written, and on nothing else.
+//! Given tokens enter in pieces ([`Piece`]). Every row of a product is independent of the others,
+//! and the state of a sequence depends on that sequence alone, so neither the cut into pieces nor
+//! the rest of the batch changes a bit: a prompt fed at once and one fed token by token, alone or
+//! among others, end in the same state. A chosen token enters by itself, through products that are
+//! fast for few rows ([`Products`]) and have other bits. So a state depends only on the tokens, and
+//! on which of them were given and which were chosen.
 //!
-//! The sequences of a batch stand with the longest prompt first: those that still have tokens are then always the first ones,
-//! and what kernels are given is contiguous.
+//! The sequences of a batch stand with the longest prompt first: the sequences that still have
+//! given tokens are then always the first ones, and the arguments of kernels are contiguous.
 
 mod logits;
 
@@ -27,14 +29,14 @@ use crate::norm::NormScratch;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
-/// What a model remembers of several sequences.
+/// The state of several sequences in a model.
 pub struct Sequences<'m, B: Backend> {
     model: &'m LanguageModel<B>,
     parameters: &'m Parameters<B>,
     room: Room,
-    /// How many tokens each sequence has; there is a sequence for each.
+    /// The number of tokens of each sequence.
     lengths: Vec<u32>,
-    /// One for each block.
+    /// One state for each block.
     states: Vec<BlockMemory>,
     workspace: SharedMemory,
     rows: Rows<B>,
@@ -43,16 +45,16 @@ pub struct Sequences<'m, B: Backend> {
     /// `logits[b, v]`, with the table's padding.
     logits: B::Buffer<f32>,
     host_logits: Vec<f32>,
-    /// `chosen[b]`, tokens.
+    /// `chosen[b]`: the chosen tokens.
     chosen: B::Buffer<u32>,
-    /// `uniforms[b]`, what tokens are drawn by.
+    /// `uniforms[b]`: the random numbers that tokens are drawn with.
     uniforms: B::Buffer<f64>,
-    /// The kernels that choose them.
+    /// The kernels that choose tokens.
     choosing: Option<KernelGroup>,
     step: Step<B::Graph>,
 }
 
-/// Memory of one piece that no block owns.
+/// Memory of one piece that belongs to no block.
 struct Rows<B: Backend> {
     /// `tokens[b t]`
     tokens: B::Buffer<u32>,
@@ -71,20 +73,22 @@ struct Rows<B: Backend> {
 
 /// How a step of one token for every sequence is enqueued.
 enum Step<G> {
-    /// None has been, with as many sequences and the scratch memory that there is now.
+    /// No step has run yet with this number of sequences and the present scratch memory.
     New,
-    /// One has been.
+    /// One step has run, so that scratch memory has its final size.
     Ran,
-    /// All at once.
+    /// As one recorded graph.
     Recorded(G),
     /// Kernel by kernel, on a device without graphs.
     Enqueued,
 }
 
 impl<'m, B: Backend> Sequences<'m, B> {
-    /// Room for `sequences` sequences of up to `positions` tokens, or as many as the model has learned positions. [`begin`](Self::begin) comes first.
+    /// Room for `sequences` sequences of up to `positions` tokens, or as many as the model has
+    /// learned positions. Call [`begin`](Self::begin) first.
     ///
-    /// What takes the likeliest tokens is compiled beside the model's kernels; see [`for_sampling`](Self::for_sampling).
+    /// The kernel that finds the most likely tokens is compiled beside the model's kernels; see
+    /// [`for_sampling`](Self::for_sampling).
     ///
     /// # Errors
     /// No sequences or positions, or a device without room.
@@ -99,11 +103,12 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Self::with_kernels(device, model, parameters, [sequences, positions], choosing)
     }
 
-    /// The same, of which tokens are chosen as `sampling` says: those kernels are compiled beside the model's, and not when they are first
-    /// needed. [`new`](Self::new) does so for the likeliest tokens.
+    /// As [`new`](Self::new), with tokens that are chosen as `sampling` says: the kernels for it
+    /// are compiled beside the model's, instead of at their first use. [`new`](Self::new) does so
+    /// for the most likely tokens.
     ///
     /// # Errors
-    /// As there.
+    /// As [`new`](Self::new).
     pub fn for_sampling(
         device: &mut Device<'_, B>,
         model: &'m LanguageModel<B>,
@@ -178,15 +183,15 @@ impl<'m, B: Backend> Sequences<'m, B> {
         self.parameters
     }
 
-    /// What there is room for.
+    /// The sizes that memory was planned for.
     pub fn room(&self) -> Room {
         self.room
     }
 
-    /// Forgets everything; there are `sequences` empty sequences then.
+    /// Drops all sequences and begins `sequences` empty ones.
     ///
     /// # Errors
-    /// None or more sequences than there is room for, or a device that fails.
+    /// No sequences, more than there is room for, or a device that fails.
     pub fn begin(&mut self, device: &mut Device<'_, B>, sequences: usize) -> Result<()> {
         if !(1..=self.room.sequences).contains(&sequences) {
             let expected = format!("1 to {}", self.room.sequences);
@@ -208,10 +213,10 @@ impl<'m, B: Backend> Sequences<'m, B> {
         self.lengths[sequence] as usize >= self.room.positions
     }
 
-    /// Forgets all sequences but some: `kept[i]`, ascending, becomes sequence i.
+    /// Keeps some sequences and drops the others: `kept[i]`, ascending, becomes sequence i.
     ///
     /// # Errors
-    /// None, sequences that there are not, or a device that fails.
+    /// No sequences, sequences that do not exist, or a device that fails.
     pub fn keep(&mut self, device: &mut Device<'_, B>, kept: &[usize]) -> Result<()> {
         let ascending = kept.is_sorted_by(|a, b| a < b);
         let Some(true) = kept.last().map(|&last| ascending && last < self.lengths.len()) else {
@@ -227,13 +232,13 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(())
     }
 
-    /// Room for one more sequence of the same model, of as many positions.
+    /// Room for one more sequence of the same model, with as many positions.
     pub(crate) fn one_more(&self, device: &mut Device<'_, B>) -> Result<Self> {
         let room = [1, self.room.positions];
         Self::with_kernels(device, self.model, self.parameters, room, self.choosing)
     }
 
-    /// Sequence `place` becomes the first of `from`, which is of the same model.
+    /// Copies the first sequence of `from`, which is of the same model, to sequence `place`.
     pub(crate) fn adopt(
         &mut self,
         device: &mut Device<'_, B>,
@@ -251,10 +256,10 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(())
     }
 
-    /// Adds the token that was chosen for each sequence.
+    /// Adds the chosen token of each sequence.
     ///
     /// # Errors
-    /// As many tokens as sequences must be there; else as [`advance`](Self::advance).
+    /// A number of tokens that is not that of the sequences; else as [`advance`](Self::advance).
     pub fn write(&mut self, device: &mut Device<'_, B>, tokens: &[u32]) -> Result<()> {
         if tokens.len() != self.lengths.len() {
             return Err(ModelError::Microbatch {
@@ -274,7 +279,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(())
     }
 
-    /// Adds `tokens[i]`, which are given, to sequence i. The longest come first; sequences past the last of `tokens` stay as they are.
+    /// Adds the given tokens `tokens[i]` to sequence i. The longest come first; sequences past the
+    /// end of `tokens` stay as they are.
     ///
     /// # Errors
     /// Lengths that grow, more sequences or positions than there is room for, a token outside the vocabulary, or a device that
@@ -288,7 +294,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(())
     }
 
-    /// What [`advance`](Self::advance) refuses.
+    /// The errors of [`advance`](Self::advance).
     pub(crate) fn check(&self, tokens: &[&[u32]]) -> Result<()> {
         let vocab_size = self.model.vocab_size();
         if tokens.len() > self.lengths.len() || !tokens.is_sorted_by(|a, b| a.len() >= b.len()) {
@@ -312,7 +318,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(())
     }
 
-    /// `tokens` cut to pieces that there is room for: the tokens of each sequence that has any in a piece.
+    /// Cuts `tokens` into pieces that fit. Each item has, for every sequence with tokens in the
+    /// piece, those tokens.
     pub(crate) fn pieces<'t>(&self, tokens: &[&'t [u32]]) -> Vec<Vec<&'t [u32]>> {
         let longest = tokens.first().map_or(0, |tokens| tokens.len());
         let positions = (self.room.rows / tokens.len().max(1)).min(PIECE_POSITIONS);
@@ -331,7 +338,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
         tokens: &[&[u32]],
     ) -> Result<Piece> {
         let piece = self.enter(device, tokens)?;
-        // Scratch memory that a recording names may move when more of it is needed.
+        // A recorded graph holds addresses of scratch memory, and this piece may make that memory
+        // grow and move.
         self.step = Step::New;
         self.run(device, &piece, Products::Library)?;
         for (length, tokens) in self.lengths.iter_mut().zip(tokens) {
@@ -340,7 +348,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(piece)
     }
 
-    /// Writes the tokens of one piece, and where they stand, to the device.
+    /// Writes the tokens of one piece, and their positions, to the device.
     fn enter(&mut self, device: &mut Device<'_, B>, tokens: &[&[u32]]) -> Result<Piece> {
         let piece = Piece::new(tokens.iter().map(|tokens| tokens.len()));
         let mut packed = vec![0; piece.rows()];
@@ -361,7 +369,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(piece)
     }
 
-    /// Writes the rows of a table of learned positions; rows that pad a piece take the last one at most.
+    /// Writes the indices into a table of learned positions; rows that pad a piece take the last
+    /// position at most.
     fn write_places(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
         let Some(learned) = self.model.positions() else { return Ok(()) };
         let last = learned.count as u32 - 1;
@@ -372,15 +381,15 @@ impl<'m, B: Backend> Sequences<'m, B> {
         Ok(device.backend.write(device.stream, on_device, &host)?)
     }
 
-    /// One token of every sequence: the same kernels on the same buffers for every token, so they are recorded once and
-    /// enqueued together from then on.
+    /// One token of every sequence. The kernels and buffers are the same for every token, so they
+    /// are recorded once and then enqueued together.
     fn run_step(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
         if let Step::Recorded(graph) = &self.step {
             return Ok(device.backend.replay(device.stream, graph)?);
         }
         if let Step::Ran = self.step {
             let backend = device.backend;
-            // What a kernel of ours answers is the model's error, which the recording only passes on.
+            // Recording passes on only the errors of the kernels inside, which are the model's.
             let mut failed = Ok(());
             let recorded = backend.record_graph(device.stream, &mut |stream| {
                 failed = self.run_step_kernels(&mut Device { backend, stream }, piece);

@@ -1,4 +1,4 @@
-//! Prompts continued, one or many at once.
+//! Continues prompts, one or many at once.
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -12,25 +12,29 @@ use crate::generation::{GenerationSettings, Sampler, Sequences};
 use crate::language_model::LanguageModel;
 use crate::trainable::Device;
 
-/// Logits that are worth a thread of their own to choose from: a thread's start takes as long as some thousands.
+/// The number of logits above which choosing tokens on another thread pays: a thread starts in the
+/// time of some thousands.
 const LOGITS_PER_THREAD: usize = 1 << 17;
 
-/// What is continued.
+/// A prompt to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prompt<'a> {
     /// At least one token.
     pub tokens: &'a [u32],
-    /// Which of the seed's streams of draws is the prompt's, whatever it is batched with: how often the same tokens were
-    /// asked before, so that equal prompts draw apart, and any other draws what it would alone, which is 0.
+    /// Selects the stream of the seed that the prompt's draws come from, independent of the batch.
+    /// Equal prompts need different indices to get different draws: use 0 for the first, 1 for the
+    /// second and so on.
     pub index: u64,
 }
 
-/// Continues `prompt`; returns the new tokens alone, which end where the model's learned positions do. `sequences` forgets
-/// what it held; `on_token` sees each new token as it is chosen.
+/// Continues `prompt`. Returns the new tokens alone, which end where the model's learned positions
+/// do. `sequences` drops its earlier contents; `on_token` is called with each new token as it is
+/// chosen.
 ///
 /// # Errors
-/// An empty prompt or one that there is no room or are no positions for, a token outside the vocabulary, a setting that chooses nothing, logits
-/// that are not finite, or a device that fails.
+/// An empty prompt, or one that exceeds the room or the model's positions; a token outside the
+/// vocabulary; a setting that no token can be chosen by; logits that are not finite; or a device
+/// that fails.
 pub fn generate<B: Backend>(
     device: &mut Device<'_, B>,
     sequences: &mut Sequences<'_, B>,
@@ -48,23 +52,27 @@ pub fn generate<B: Backend>(
     Ok(written.into_iter().flatten().collect())
 }
 
-/// What becomes of a prompt.
+/// Progress of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'a> {
     /// A new token.
     Token(u32),
-    /// Its last token was chosen: all of its new ones.
+    /// The answer has ended: all of its new tokens.
     Answer(&'a [u32]),
 }
 
-/// Continues several prompts, as many at once as there is room for; returns the new tokens of each, which are to the bit those that it
-/// would get alone. `on_written` is told what is written, with the place of its prompt in `prompts`.
+/// Continues several prompts, as many at once as there is room for. Returns the new tokens of each,
+/// which are to the bit those that the prompt would get alone. `on_written` receives each
+/// [`Written`] with the place of its prompt in `prompts`.
 ///
-/// The longest of the first prompts that there is room for begin together. Where an answer ends while others wait, the next takes its place: its
-/// prompt is read beside the others, and what is remembered of it is copied there.
+/// Of the first prompts that there is room for, the longest stand first. When an answer ends while
+/// other prompts wait, the next prompt takes its place: it is read in a sequence of its own, and
+/// its state is copied to the free place.
 ///
-/// When none waits, sequences that have ended are computed on with the others, and what they say is ignored, until half of them have: then the
-/// rest move together, or earlier where one has no room left. Moving costs a copy of everything remembered and a new recording, which is so paid but a few times.
+/// When no prompt waits, ended sequences are still computed with the others and their tokens
+/// ignored, until half of the sequences have ended. Then the others move to the front; this happens
+/// earlier if an ended sequence has no positions left. A move copies all states and needs a new
+/// recording, so this limits the number of moves.
 ///
 /// # Errors
 /// As [`generate`].
@@ -76,10 +84,10 @@ pub fn generate_batch<B: Backend>(
     on_written: impl FnMut(usize, Written<'_>),
 ) -> Result<Vec<Vec<u32>>> {
     let model = sequences.model();
-    // All are looked at before any is continued.
+    // All prompts are checked before any is continued.
     for prompt in prompts {
         model.check_prompt(prompt.tokens)?;
-        // The last new token is in no token's past.
+        // The last new token is never read as input, so that it needs no position.
         let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
         let positions = prompt.tokens.len() + most.saturating_sub(1);
         if positions > sequences.room().positions {
@@ -123,7 +131,7 @@ pub fn generate_batch<B: Backend>(
         if unfinished == 0 {
             return Ok(writing.answers);
         }
-        // One that has ended at the model's last position cannot be computed on.
+        // An ended sequence at the model's last position cannot be computed on.
         let is_full = |(place, writer): (usize, &Writer)| writer.done && sequences.is_full(place);
         if unfinished * 2 <= writers.len() || writers.iter().enumerate().any(is_full) {
             let places = writers.iter().enumerate().filter(|(_, writer)| !writer.done);
@@ -136,7 +144,7 @@ pub fn generate_batch<B: Backend>(
     }
 }
 
-/// What is asked, and what was written so far.
+/// The prompts, and the tokens written so far.
 struct Writing<'a, F> {
     prompts: &'a [Prompt<'a>],
     settings: &'a GenerationSettings,
@@ -150,7 +158,7 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
         Writer::new(place, &self.prompts[place], self.settings, model)
     }
 
-    /// The next token of each writer that has not ended, in its answer.
+    /// Appends the next token of each writer that has not ended to its answer.
     fn choose<B: Backend>(
         &mut self,
         device: &mut Device<'_, B>,
@@ -188,14 +196,15 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
 
 /// One sequence that is being written.
 struct Writer {
-    /// Its place in the prompts.
+    /// The place of its prompt in the prompts.
     place: usize,
     sampler: Sampler,
-    /// New tokens at most.
+    /// The most new tokens.
     most: usize,
-    /// What the next token is drawn by.
+    /// Chooses the next token.
     uniform: f64,
-    /// The newest token; [`NO_TOKEN`] until the host has chosen what a device has not.
+    /// The newest token; [`NO_TOKEN`] where the device has chosen none and the host has yet to
+    /// choose.
     token: u32,
     done: bool,
 }
@@ -223,8 +232,8 @@ impl Writer {
     }
 }
 
-/// Gives every writer that has not ended its token, which a device has chosen; answers false where the host must choose, or say what is wrong with
-/// the logits.
+/// Gives every writer that has not ended the token that the device has chosen. Returns false where
+/// the host must choose a token, or report an error in the logits.
 fn take(writers: &mut [Writer], tokens: &[u32]) -> bool {
     let mut has_all = true;
     for (writer, &token) in writers.iter_mut().zip(tokens).filter(|(writer, _)| !writer.done) {
@@ -234,12 +243,14 @@ fn take(writers: &mut [Writer], tokens: &[u32]) -> bool {
     has_all
 }
 
-/// The next token of every writer that has none yet from `logits[b, v]`; each chooses for itself, so threads change nothing.
+/// Chooses, from `logits[b, v]`, the next token of every writer that has none yet. Each writer has
+/// its own draws, so the number of threads changes nothing.
 fn choose(writers: &mut [Writer], logits: &[f32], vocab_size: usize) -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (logits.len() / LOGITS_PER_THREAD).clamp(1, cores);
     let choose_all = |writers: &mut [Writer], logits: &[f32]| {
-        // The caller's thread may be an embedder's, and the others inherit from it.
+        // The caller's thread may belong to an embedder, and threads started from it inherit its
+        // floating-point environment.
         let _standard = FloatEnvironment::standard();
         let mut pairs = writers.iter_mut().zip(logits.chunks_exact(vocab_size));
         pairs.try_for_each(|(writer, logits)| writer.choose(logits))

@@ -23,11 +23,11 @@ pub struct GptNeoConfig {
     pub n_layers: usize,
     /// f, the width of the MLP.
     pub mlp_width: usize,
-    /// Positions that the model can tell apart.
+    /// The positions of the learned table: no sample may be longer.
     pub max_seq_len: usize,
-    /// How many positions a query of a local block sees, its own among them.
+    /// How many positions a query of a local block attends to, its own among them.
     pub window_size: usize,
-    /// How far blocks see, in turn.
+    /// The attention of the blocks, in turn: repeated from the first block to the last.
     pub reaches: Vec<Reach>,
     /// Added to the variance before the root of every norm.
     pub norm_eps: f64,
@@ -37,10 +37,10 @@ pub struct GptNeoConfig {
     pub special_tokens: SpecialTokens,
 }
 
-/// How far a block sees.
+/// Which positions a block attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Everything before.
+    /// All positions up to the query's own.
     Global,
     /// A window.
     Local,
@@ -56,8 +56,9 @@ impl Reach {
 }
 
 impl GptNeoConfig {
-    /// A model with everything but these sizes as transformers' defaults: an MLP 4 times as wide, 2,048 positions, blocks in
-    /// turn with all positions and with windows of 256, tied embeddings.
+    /// A model with the defaults of transformers for everything but these sizes: an MLP 4 times as
+    /// wide, 2,048 positions, blocks that alternate between all positions and windows of 256, tied
+    /// embeddings.
     pub fn new(vocab_size: usize, d_model: usize, n_layers: usize, n_heads: usize) -> Self {
         Self {
             vocab_size,
@@ -74,7 +75,7 @@ impl GptNeoConfig {
         }
     }
 
-    /// How far block `index` sees.
+    /// The attention of block `index`.
     pub fn reach(&self, index: usize) -> Reach {
         self.reaches.get(index % self.reaches.len().max(1)).copied().unwrap_or(Reach::Global)
     }
@@ -142,14 +143,14 @@ impl GptNeoConfig {
         head_width_of(names, d_model, config.n_heads)
             .and_then(|_| config.check())
             .map_err(|error| keys.refused(error))?;
-        // Where a file has both, transformers believes this one.
+        // Where a file has both keys, transformers uses this one.
         if keys.value("attention_layers").is_some_and(|layers| *layers != config.layer_names()) {
             return Err(keys.wrong("attention_layers", "the layers of attention_types"));
         }
         Ok(config)
     }
 
-    /// How far each block sees, as files write it.
+    /// The attention of each block, as files write it.
     fn layer_names(&self) -> Value {
         (0..self.n_layers).map(|index| self.reach(index).name()).collect()
     }

@@ -1,9 +1,10 @@
 //! `config.json` of a `MambaForCausalLM`: every key that transformers reads, written explicitly.
 //!
-//! Defaults differ between transformers' versions and the original repository (`use_bias` has been `true`,
-//! `initializer_range` 0.1), so nothing is left to them in what we write. Reading takes what transformers 4.57 takes,
-//! ignores unknown keys, and refuses by name what this crate cannot run. The original
-//! `state-spaces` form (`d_model`, `n_layer`, `ssm_cfg` ...) is read too, as transformers' converter does.
+//! Defaults differ between transformers' versions and the original repository (`use_bias` has been
+//! `true`, `initializer_range` 0.1), so this crate writes every key and relies on no default.
+//! Reading takes what transformers 4.57 takes, ignores unknown keys, and refuses by name features
+//! that this crate cannot run. The original `state-spaces` form (`d_model`, `n_layer`, `ssm_cfg`
+//! ...) is read too, as transformers' converter does.
 
 use std::path::Path;
 
@@ -13,12 +14,13 @@ use serde_json::Value;
 use super::keys::Keys;
 use crate::error::Result;
 
-/// Bounds that keep products of sizes, and so a layout, inside 64 bits whatever a file says.
+/// Bounds that keep products of sizes, and so the sizes of a layout, inside 64 bits for any values
+/// in a file.
 const MOST_VOCABULARY: usize = 1 << 24;
 const MOST_WIDTH: usize = 1 << 18;
 const MOST_LAYERS: usize = 1 << 12;
 const MOST_EXPANSION: usize = 1 << 6;
-/// What the kernels take.
+/// The limit of the kernels.
 const MOST_STATES: usize = 256;
 const MOST_TAPS: usize = 16;
 
@@ -80,7 +82,7 @@ pub struct MambaHuggingFaceConfig {
 }
 
 impl Default for MambaHuggingFaceConfig {
-    /// The values that transformers takes where a file is silent.
+    /// The values that transformers assumes for keys that a file leaves out.
     fn default() -> Self {
         Self {
             architectures: ["MambaForCausalLM"],

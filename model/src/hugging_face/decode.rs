@@ -11,7 +11,7 @@ pub(super) fn element_bytes(dtype: Dtype) -> Option<usize> {
     }
 }
 
-/// The elements of little-endian `bytes`; `out` is as long as they are many.
+/// Decodes the elements of little-endian `bytes`; `out` has room for all of them.
 pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     let halves = bytes.as_chunks::<2>().0;
     match dtype {

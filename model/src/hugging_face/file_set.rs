@@ -1,8 +1,9 @@
 //! Which file each tensor is in: one file, or several where one would be too large.
 //!
-//! Files are cut as `transformers` cuts them, into `model-00001-of-00003.safetensors` and so on, with an index beside them
-//! that has the file of every tensor. Where they are cut depends on nothing but the layout: whole segments, in order, as many
-//! as have room. So a tensor is in one file, and a part of a segment is in the file of the segment.
+//! Files are cut as `transformers` cuts them, into `model-00001-of-00003.safetensors` and so on,
+//! with an index beside them that names the file of every tensor. The cut depends on nothing but
+//! the layout: each file takes whole segments, in order, as many as fit. So every tensor is in
+//! exactly one file, the file of its segment.
 
 use std::ops::Range;
 
@@ -11,7 +12,8 @@ use serde_json::{Map, Value, json};
 use super::safetensors_layout::{ArenaPlacement, SafetensorsLayout};
 use crate::layout::Layout;
 
-/// Most bytes of tensors in a file that has several segments: 5 GB, which stores and tools take everywhere.
+/// The most bytes of tensors in a file with several segments: 5 GB, which object stores and tools
+/// accept everywhere.
 pub const FILE_BYTES: u64 = 5_000_000_000;
 
 /// A file of a set.
@@ -28,21 +30,22 @@ pub struct PlannedFile {
 pub struct FileSet {
     files: Vec<PlannedFile>,
     index: Option<(String, Vec<u8>)>,
-    /// The elements of the arena of the parameters that each file is for, in order.
+    /// The elements of the parameters' arena that each file holds, in order.
     ranges: Vec<Range<usize>>,
 }
 
 impl FileSet {
-    /// The files of one arena of `layout` for every prefix, as [`SafetensorsLayout::of_arenas`] has them. It is one file,
-    /// `<stem>.safetensors`, where an arena has `file_bytes` bytes at most; else several, of as many each at most, unless
-    /// one segment alone has more.
+    /// The files of one arena of `layout` for every prefix, as [`SafetensorsLayout::of_arenas`]
+    /// plans them: one file, `<stem>.safetensors`, where an arena has at most `file_bytes` bytes;
+    /// else several with at most as many bytes each, except where one segment alone has more.
     pub fn new(layout: &Layout, stem: &str, prefixes: &[&str], file_bytes: u64) -> Self {
         let arenas: Vec<_> = prefixes.iter().map(|&prefix| (layout, prefix)).collect();
         Self::of_arenas(layout, stem, &arenas, file_bytes)
     }
 
-    /// The same where each arena has a layout of its own, of as many segments as `layout` has, which all are cut by. It is one file where
-    /// an arena of `layout` has `file_bytes` bytes at most.
+    /// The same where each arena has a layout of its own, with as many segments as `layout`, whose
+    /// sizes alone decide the cut. It is one file where an arena of `layout` has at most
+    /// `file_bytes` bytes.
     pub fn of_arenas(
         layout: &Layout,
         stem: &str,
@@ -100,7 +103,8 @@ impl FileSet {
         self.index.as_ref().map(|(name, bytes)| (name.as_str(), bytes.as_slice()))
     }
 
-    /// The number of the file that `element` of the arena of the parameters goes to, and what other arenas have of it.
+    /// The number of the file that holds `element` of the parameters' arena, and that element's
+    /// part of the other arenas.
     pub fn file_of(&self, element: usize) -> usize {
         self.ranges.partition_point(|range| range.end <= element).min(self.files.len() - 1)
     }
@@ -116,7 +120,8 @@ mod tests {
     use super::*;
     use crate::layout::Decay;
 
-    /// A table of 60 bytes, and layers of 24 bytes, whose names are in another order than they are.
+    /// A table of 60 bytes, and layers of 24 bytes whose names sort in another order than that of
+    /// the arena.
     fn layout() -> Layout {
         let mut layout = Layout::new();
         layout.segment("embedding");

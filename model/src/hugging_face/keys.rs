@@ -1,7 +1,8 @@
-//! Reading a JSON object key by key, so that every complaint names the file and the key.
+//! Reads a JSON object key by key, so that every error names the file and the key.
 //!
-//! A derived `Deserialize` would say `invalid type: string "x", expected usize at line 3 column 20`; an
-//! editor of a `config.json` needs the key. Unknown keys are left alone: these files hold many.
+//! A derived `Deserialize` would say `invalid type: string "x", expected usize at line 3 column
+//! 20`; the author of a `config.json` needs the key. Unknown keys are ignored: these files hold
+//! many.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -28,18 +29,18 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether `key` stands in the object.
+    /// Whether the object has `key`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// The error that `key` should have been `expected`.
+    /// The error that the value of `key` should have been `expected`.
     pub(crate) fn wrong(&self, key: &str, expected: &str) -> ModelError {
         let found = self.map.get(key).map_or_else(|| "nothing".to_owned(), shown);
         ModelError::format(self.path, format!("{key}: expected {expected}, found {found}"))
     }
 
-    /// `error` of a check over several keys, with the file it is about.
+    /// `error` of a check over several keys, with the name of the file added.
     pub(crate) fn refused(&self, error: ModelError) -> ModelError {
         ModelError::format(self.path, error.to_string())
     }

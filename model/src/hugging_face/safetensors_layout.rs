@@ -17,7 +17,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use crate::layout::Layout;
 
 const ELEMENT_BYTES: usize = size_of::<f32>();
-/// The length of the header stands before it, in this many bytes; the header is padded to as many.
+/// The file begins with the length of the header, in this many bytes; the header is padded to a
+/// multiple of as many.
 const LENGTH_BYTES: usize = size_of::<u64>();
 
 /// A tensor's place in a file.
@@ -42,8 +43,8 @@ pub struct SafetensorsLayout {
 }
 
 impl SafetensorsLayout {
-    /// The plan of a file that holds `tensors`, each a name and a shape. Of tensors with the same name the last
-    /// one stays.
+    /// The plan of a file that holds `tensors`, each a name and a shape. If several have the same
+    /// name, the last is kept.
     pub fn new(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> Self {
         let tensors: BTreeMap<String, Vec<usize>> = tensors.into_iter().collect();
         let (mut places, mut infos, mut end) = (Vec::new(), Vec::new(), 0);
@@ -76,7 +77,8 @@ impl SafetensorsLayout {
         Self::of_segments(&arenas, 0..layout.segments().len())
     }
 
-    /// The same of some segments of arenas that have one each of these layouts and prefixes, by the indices of the segments.
+    /// As [`of_arenas`](Self::of_arenas), for arenas with a layout and a prefix each, and for some
+    /// of their segments, given by index.
     pub(super) fn of_segments(arenas: &[(&Layout, &str)], segments: Range<usize>) -> Self {
         Self::new(arenas.iter().flat_map(|&(layout, prefix)| {
             let segments = layout.segments().get(segments.clone()).unwrap_or_default();

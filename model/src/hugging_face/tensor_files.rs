@@ -1,8 +1,9 @@
-//! Reading tensors from `.safetensors` files, one or several, as fp32 and a piece at a time.
+//! Reads tensors from `.safetensors` files, one or several, as fp32 and a piece at a time.
 //!
-//! Opening reads the headers only and checks them against the sizes of the files, so that a truncated or damaged file is
-//! refused before anything is allocated for it. Another program may change a file that is mapped, hence
-//! plain reads instead of memory maps: a file cut short under us is an error, not a signal.
+//! Opening reads the headers only and checks them against the sizes of the files, so that a
+//! truncated or damaged file is refused before memory is allocated for it. Files are read with
+//! plain reads, not memory maps, because another program may change them meanwhile: a file that is
+//! cut short then gives an error instead of a signal.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,13 +21,13 @@ use super::decode::{decode, element_bytes};
 use crate::error::{ModelError, Result};
 use crate::layout::Layout;
 
-/// The file of a model that was not cut into several.
+/// The file of a model in one file.
 pub const SINGLE_FILE: &str = "model.safetensors";
-/// The index of a model that was: `weight_map` has the file of every tensor.
+/// The index of a model in several files: `weight_map` names the file of every tensor.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// What the `safetensors` library takes at most.
+/// The longest header that the `safetensors` library accepts.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
-/// Read at a time.
+/// The bytes that are read at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 struct OpenFile {
@@ -52,10 +53,9 @@ pub struct StoredElements<'a> {
 }
 
 impl StoredElements<'_> {
-    /// Decodes the elements from `first` of the tensor on, as many as `out` is long.
+    /// Decodes elements of the tensor, from `first` on, as many as `out` is long.
     ///
-    /// # Panics
-    /// Where they are not all here.
+    /// # Panics If not all of them are present.
     pub fn decode(&self, first: usize, out: &mut [f32]) {
         let bytes = element_bytes(self.dtype).expect("checked when the file was opened");
         let start = (first - self.range.start) * bytes;
@@ -65,7 +65,7 @@ impl StoredElements<'_> {
 
 /// The tensors of one or more open `.safetensors` files. They may be read by several threads at once.
 pub struct TensorFiles {
-    /// The file or index that a missing tensor is missing from.
+    /// The file or index that an error about a missing tensor names.
     path: PathBuf,
     files: Vec<OpenFile>,
     tensors: BTreeMap<String, StoredTensor>,
@@ -216,11 +216,11 @@ impl TensorFiles {
         self.tensors.get(name).map(|stored| stored.file)
     }
 
-    /// Reads file `number` from its first byte to its last: `visit` is given all of its bytes, a piece at a time, and of
-    /// each piece which elements it is, where it is that of a tensor.
+    /// Reads file `number` from its first byte to its last. `visit` receives all of its bytes, a
+    /// piece at a time, and with each piece the elements of a tensor that it holds, if any.
     ///
     /// # Errors
-    /// A file that cannot be read, or what `visit` answers.
+    /// A file that cannot be read, or an error of `visit`.
     pub fn read_through<E: From<ModelError>>(
         &self,
         number: usize,
@@ -261,12 +261,13 @@ impl TensorFiles {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The shape of a tensor, or nothing where there is none of this name.
+    /// The shape of a tensor; `None` where no tensor has this name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// Lets the tensor `stored` be read under the name `name` as well, as long as `name` is not taken.
+    /// Lets the tensor `stored` be read under the name `name` as well, unless `name` already
+    /// exists.
     pub(super) fn rename(&mut self, stored: &str, name: &str) {
         if !self.tensors.contains_key(name)
             && let Some(tensor) = self.tensors.remove(stored)
@@ -275,7 +276,7 @@ impl TensorFiles {
         }
     }
 
-    /// Checks that every tensor of `layout` is here under `<prefix><name>` and with its shape.
+    /// Checks that every tensor of `layout` is present under `<prefix><name>` and with its shape.
     ///
     /// # Errors
     /// A tensor that is missing, or one of another shape.

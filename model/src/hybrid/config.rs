@@ -15,9 +15,9 @@ use crate::mamba::MambaConfig;
 /// A hybrid language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
-    /// Sizes of the whole and of its Mamba blocks; `n_layers` counts blocks of both kinds.
+    /// Sizes of the whole model and of its Mamba blocks; `n_layers` counts blocks of both kinds.
     pub mamba: MambaConfig,
-    /// Which blocks are of which kind.
+    /// The kind of each block.
     pub pattern: BlockPattern,
     /// h, heads of an attention block.
     pub n_heads: usize,
@@ -25,7 +25,7 @@ pub struct HybridConfig {
     pub expansion: usize,
 }
 
-/// What a block of a hybrid is.
+/// The kind of a block of a hybrid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
     /// `m`: a Mamba block.
@@ -45,7 +45,8 @@ impl BlockPattern {
         self.0[index % self.0.len()]
     }
 
-    /// Refuses a pattern by which `blocks` are all of one kind: no hybrid, and attention alone would have no positions.
+    /// Refuses a pattern that makes all `blocks` one kind: that is not a hybrid, and attention
+    /// alone would have no positions.
     fn check(&self, blocks: usize) -> Result<()> {
         let has = |kind| (0..blocks.min(self.0.len())).any(|index| self.kind(index) == kind);
         let only = match (has(BlockKind::Mamba), has(BlockKind::Attention)) {

@@ -1,4 +1,5 @@
-//! A language model from its parts: which tensors stand in which segments, and which blocks use them.
+//! Assembles a language model from its parts: the tensors of each segment, and the segments that
+//! each block uses.
 
 use serde_json::Value;
 use tidemill_kernels::Backend;
@@ -15,7 +16,7 @@ use crate::parameter_list::{NewTensor, ParameterList};
 /// Rows of embedding tables are padded to a multiple of this in memory, so that no matrix product has a ragged edge.
 pub const VOCABULARY_ROW_MULTIPLE: usize = 8;
 
-/// What surrounds the blocks of a language model.
+/// The parts of a language model around its blocks.
 #[derive(Clone, Debug)]
 pub struct Stem<'a> {
     /// v, tokens of the vocabulary.
@@ -32,7 +33,7 @@ pub struct Stem<'a> {
     pub head_name: Option<&'a str>,
     /// The standard deviation of the initial tables.
     pub standard_deviation: f64,
-    /// What logits are multiplied by.
+    /// The factor that logits are multiplied by.
     pub logit_scale: f32,
 }
 
@@ -46,8 +47,9 @@ pub struct NewPositions<'a> {
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// The model of `count` blocks between embedding and head; `add_block` is given the index of each, adds its tensors to the newest segment,
-    /// which is the block's, and returns it.
+    /// The model of `count` blocks between embedding and head. `add_block` receives the index of
+    /// each block, adds the block's tensors to the newest segment, which is the block's own, and
+    /// returns the block.
     ///
     /// Segments are `embedding`, `positions` where they are learned, `blocks.0` and so on, `norm_f` and, where the head has a
     /// table of its own, `lm_head`.
@@ -70,7 +72,8 @@ impl<B: Backend> LanguageModel<B> {
             parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE)
         };
         let embedding_segment = parameters.segment("embedding");
-        // The head multiplies by its table; what is looked up is read in fp32.
+        // The head multiplies by its table in activation precision; the embedding looks up its rows
+        // in fp32.
         let reading = stem.head_name.map_or(Reading::Both, |_| Reading::Fp32);
         let embedding_table = table(&mut parameters, stem.embedding_name, stem.vocab_size, reading);
         let position_table = stem.positions.map(|NewPositions { name, count }| {

@@ -12,7 +12,7 @@ pub(super) struct Batch<B: Backend> {
     tokens: B::Buffer<u32>,
     targets: B::Buffer<u32>,
     losses: B::Buffer<f32>,
-    /// Made once it is asked for.
+    /// Allocated at the first request for the likeliest tokens.
     likeliest: Option<B::Buffer<u32>>,
     starts: B::Buffer<u32>,
     host_tokens: Vec<u32>,
@@ -21,13 +21,13 @@ pub(super) struct Batch<B: Backend> {
     host_starts: Vec<u32>,
 }
 
-/// The rows of a microbatch as the head sees them.
+/// The rows of a microbatch as the head takes them.
 pub(super) struct BatchRows<'a, B: Backend> {
     /// `targets[b t]`
     pub(super) targets: Slice<'a, B, u32>,
     /// `losses[b t]`, to be written.
     pub(super) losses: &'a mut B::Buffer<f32>,
-    /// `likeliest[b t]`, to be written; none where it was not made.
+    /// `likeliest[b t]`, to be written; `None` where it was not allocated.
     pub(super) likeliest: Option<&'a mut B::Buffer<u32>>,
 }
 
@@ -85,7 +85,8 @@ impl<B: Backend> Batch<B> {
         Ok(())
     }
 
-    /// The targets of a sample and the starts of its rows' documents, the last token of which is `end`.
+    /// The targets of a sample, and the position at which each row's document begins; a document
+    /// ends with the token `end`.
     fn cut_documents(&mut self, sample: &[u32], end: u32) {
         let mut start = 0;
         for (position, pair) in sample.windows(2).enumerate() {
@@ -138,14 +139,14 @@ impl<B: Backend> Batch<B> {
         Ok(Some(Slice::new(&self.starts, 0, shape.sequences()?.rows())?))
     }
 
-    /// What the head reads and writes.
+    /// The head's input and output.
     pub(super) fn rows(&mut self, shape: MicrobatchShape) -> Result<BatchRows<'_, B>> {
         let Self { targets, losses, likeliest, .. } = self;
         let targets = Slice::new(targets, 0, shape.sequences()?.rows())?;
         Ok(BatchRows { targets, losses, likeliest: likeliest.as_mut() })
     }
 
-    /// Makes room for the likeliest token of every row.
+    /// Allocates the likeliest token of every row.
     pub(super) fn make_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         if self.likeliest.is_none() {
             let rows = self.planned.sequences()?.rows();
@@ -154,7 +155,8 @@ impl<B: Backend> Batch<B> {
         Ok(())
     }
 
-    /// Whether the target of every counted row was found to be the likeliest, grain by grain; waits for the device.
+    /// For each grain, whether the most likely token is the target at every counted row; waits for
+    /// the device.
     pub(super) fn read_greedy(
         &self,
         device: &mut Device<'_, B>,
@@ -185,23 +187,23 @@ impl<B: Backend> Batch<B> {
         Ok(losses)
     }
 
-    /// The targets of the microbatch uploaded last.
+    /// The targets of the microbatch that was uploaded last.
     pub(super) fn host_targets(&self) -> &[u32] {
         &self.host_targets
     }
 }
 
-/// A token of a sample as it is read.
+/// A token of a sample as an input.
 fn input(token: u32) -> u32 {
     if token == IGNORED_TARGET { 0 } else { token & !UNCOUNTED }
 }
 
-/// A token of a sample as it is predicted.
+/// A token of a sample as a target.
 fn target(token: u32) -> u32 {
     if token & UNCOUNTED == 0 { token } else { IGNORED_TARGET }
 }
 
-/// The counted rows of `microbatch`: those whose target is one.
+/// The counted rows of `microbatch`: the rows whose target is counted.
 pub(super) fn counted_tokens(microbatch: Microbatch<'_>) -> u64 {
     let pairs = microbatch.samples.iter().flat_map(|sample| sample.windows(2));
     let is_counted = |pair: &&[u32]| {
@@ -223,7 +225,7 @@ pub(super) fn grain_losses(
 }
 
 impl GrainLoss {
-    /// With the losses of counted rows, in f64 and in row order.
+    /// Adds the losses of counted rows, in f64 and in row order.
     pub(super) fn with_rows(self, losses: &[f32], targets: &[u32]) -> Self {
         let counted = losses.iter().zip(targets).filter(|(_, target)| **target != IGNORED_TARGET);
         counted.fold(self, |sum, (&loss, _)| Self {
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_grain_in_pieces_has_the_loss_of_a_whole() {
-        // Losses so far apart that the order of their sum is seen.
+        // The magnitudes of these losses differ so much that the order of addition changes the sum.
         let magnitude = |row: i32| [1e9_f32, 1.0, 1e-7][row as usize % 3];
         let losses: Vec<f32> = (0..40).map(|row| magnitude(row) / (row + 3) as f32).collect();
         let targets: Vec<u32> = (0..40).map(|row| [7, IGNORED_TARGET][row / 13 % 2]).collect();
@@ -251,7 +253,8 @@ mod tests {
             });
             assert_eq!(found, whole);
         }
-        // Summed apart, they differ: this can tell the two.
+        // Summing each part by itself gives another result, so the test can tell the two orders
+        // apart.
         let apart = losses.chunks(7).zip(targets.chunks(7));
         let apart = apart.map(|(losses, targets)| GrainLoss::default().with_rows(losses, targets));
         assert_ne!(apart.fold(0.0, |sum, piece| sum + piece.loss_sum), whole.loss_sum);

@@ -1,4 +1,4 @@
-//! The blocks of a model between embedding and head, and which of them use memory one after the other.
+//! The blocks of a model between embedding and head, and which of them share memory.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use tidemill_kernels::Backend;
 use crate::block::{AnyBlock, BlockMemory};
 use crate::error::Result;
 
-/// Blocks in order. Those that are [alike](crate::block::Block::is_alike) have one kind of memory.
+/// Blocks in order. Blocks that are [alike](crate::block::Block::is_alike) have one kind of memory.
 pub(crate) struct BlockList<B: Backend> {
     blocks: Vec<Box<dyn AnyBlock<B>>>,
     /// The kind of memory of each block.
@@ -16,7 +16,7 @@ pub(crate) struct BlockList<B: Backend> {
     firsts: Vec<usize>,
 }
 
-/// Memory that alike blocks use one after the other: one of each kind in a list.
+/// Memory that alike blocks use one after the other, once for each kind of a list.
 pub(crate) struct SharedMemory(Vec<BlockMemory>);
 
 impl<B: Backend> BlockList<B> {
@@ -47,7 +47,7 @@ impl<B: Backend> BlockList<B> {
         self.firsts.iter().map(|&first| self.blocks[first].as_ref())
     }
 
-    /// What `plan` makes of the first block of each kind.
+    /// Calls `plan` with the first block of each kind.
     pub(crate) fn plan_shared(
         &self,
         plan: impl FnMut(&dyn AnyBlock<B>) -> Result<BlockMemory>,
@@ -55,7 +55,7 @@ impl<B: Backend> BlockList<B> {
         Ok(SharedMemory(self.firsts().map(plan).collect::<Result<_>>()?))
     }
 
-    /// What of `memory` block `index` uses.
+    /// The part of `memory` that block `index` uses.
     pub(crate) fn shared<'m>(
         &self,
         memory: &'m mut SharedMemory,

@@ -1,4 +1,4 @@
-//! About how much memory a sample takes in a workspace, from sizes alone.
+//! The approximate memory of a sample in a workspace, from sizes alone.
 
 use tidemill_kernels::Backend;
 
@@ -6,8 +6,9 @@ use super::{LanguageModel, Recompute};
 use crate::error::Result;
 
 impl<B: Backend> LanguageModel<B> {
-    /// About what one sample of `positions` positions, a grain by itself, needs in a workspace: what each block keeps for its
-    /// backward pass, and the scratch of the block that takes most.
+    /// The approximate memory of one sample of `positions` positions in a workspace, where the
+    /// sample is a grain by itself: the values that each block keeps for its backward pass, and the
+    /// scratch of the block that needs most.
     ///
     /// # Errors
     /// No positions, or more than can be counted.

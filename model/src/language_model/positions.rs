@@ -13,7 +13,7 @@ use crate::trainable::Device;
 pub struct Positions {
     /// The table.
     pub embedding: Embedding,
-    /// How many positions the model can tell apart.
+    /// The number of positions in the table.
     pub count: usize,
     pub(super) place: Place,
 }
@@ -32,7 +32,8 @@ impl Positions {
 /// `indices[b t]`: the position of every row in its sample.
 pub(super) struct PositionIndices<B: Backend> {
     indices: B::Buffer<u32>,
-    /// What the buffer was written for; the number of samples changes nothing but how much of it is read.
+    /// The shape that the buffer was written for; fewer samples read a shorter part of the same
+    /// contents.
     written_for: Option<MicrobatchShape>,
 }
 
@@ -43,7 +44,7 @@ impl<B: Backend> PositionIndices<B> {
         Ok(Self { indices, written_for: None })
     }
 
-    /// Writes them for microbatches of `shape`.
+    /// Writes the indices for microbatches of `shape`.
     pub(super) fn upload(
         &mut self,
         device: &mut Device<'_, B>,

@@ -1,4 +1,4 @@
-//! What blocks leave for backward, kept for all of them or formed again.
+//! The values that blocks keep for backward: saved for all blocks, or recomputed.
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
@@ -9,18 +9,19 @@ use crate::error::Result;
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
-/// Whether what blocks leave for backward is kept or formed again. Memory, never numerics.
+/// Whether the values that blocks need for backward are kept or recomputed. This changes memory
+/// use, never numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Every block keeps its own.
+    /// Every block keeps its own values.
     #[default]
     None,
-    /// Blocks that are alike share the memory of one: each runs forward once more before its backward pass.
+    /// Alike blocks share the memory of one: each runs forward once more before its backward pass.
     Block,
 }
 
-/// What the blocks of a model left for backward.
+/// The saved values of the blocks of a model.
 pub(super) struct SavedBlocks {
     slots: Vec<BlockMemory>,
     /// The slot of each block, and the block whose forward pass filled each slot last.
@@ -50,14 +51,14 @@ impl SavedBlocks {
         Ok(Self { filled_by: vec![None; slots.len()], slots, slot_of })
     }
 
-    /// Where block `index` leaves what it saves.
+    /// The memory in which block `index` saves its values.
     pub(super) fn fill(&mut self, index: usize) -> &mut BlockMemory {
         let slot = self.slot_of[index];
         self.filled_by[slot] = Some(index);
         &mut self.slots[slot]
     }
 
-    /// Whether another block has written over what block `index` left.
+    /// Whether another block has overwritten the saved values of block `index`.
     pub(super) fn is_lost(&self, index: usize) -> bool {
         self.filled_by[self.slot_of[index]] != Some(index)
     }

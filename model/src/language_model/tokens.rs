@@ -1,4 +1,4 @@
-//! Which tokens a model can read, and how many it can add to them.
+//! Which tokens a model can read, and how many it can append.
 
 use tidemill_kernels::Backend;
 
@@ -6,7 +6,7 @@ use super::LanguageModel;
 use crate::error::{ModelError, Result};
 
 impl<B: Backend> LanguageModel<B> {
-    /// Says what is wrong with a prompt that is to be continued.
+    /// Checks a prompt for generation.
     ///
     /// # Errors
     /// No tokens, more than the model has learned positions, or a token outside the vocabulary.
@@ -18,7 +18,7 @@ impl<B: Backend> LanguageModel<B> {
         self.check_vocabulary(tokens)
     }
 
-    /// Says what is wrong with a text that is to be scored. Its last token is predicted only, and needs no position.
+    /// Checks a text for scoring. Its last token is only predicted, and needs no position.
     ///
     /// # Errors
     /// Fewer than two tokens, more than the model has learned positions and one, or a token outside the vocabulary.
@@ -30,8 +30,8 @@ impl<B: Backend> LanguageModel<B> {
         self.check_vocabulary(tokens)
     }
 
-    /// How many of `asked` tokens a prompt of `prompt` tokens can be continued by. The last of them is in no token's past, and
-    /// needs no position.
+    /// How many of `asked` new tokens fit after a prompt of `prompt` tokens. The last new token is
+    /// never read as input, so that it needs no position.
     pub fn most_new_tokens(&self, prompt: usize, asked: usize) -> usize {
         let left = |count: usize| (count + 1).saturating_sub(prompt);
         self.positions().map_or(asked, |learned| asked.min(left(learned.count)))

@@ -23,17 +23,18 @@ pub struct LlamaConfig {
     pub head_width: Option<usize>,
     /// f, the width of the MLP.
     pub mlp_width: usize,
-    /// Positions that the model is meant for; no kernel reads it.
+    /// The number of positions that the model is meant for; no kernel reads it.
     pub max_seq_len: usize,
     /// The base of rotary positions.
     pub rope_theta: f64,
     /// How the angles of rotary positions are stretched to a longer context.
     pub rope_scaling: Option<RopeScaling>,
-    /// How many positions a query sees, its own among them, as in Mistral 7B; all where not given.
+    /// How many positions a query attends to, its own among them, as in Mistral 7B; `None` for all.
     pub window_size: Option<usize>,
     /// Whether queries, keys and values have biases, as in Qwen2.
     pub qkv_bias: bool,
-    /// Whether each head of queries and of keys is normed before it is turned by its position, as in Qwen3; without biases.
+    /// Whether each head of queries and of keys is normed before the rotary positions are applied,
+    /// as in Qwen3; without biases.
     pub qk_norm: bool,
     /// Added to the mean square before the root of every norm.
     pub norm_eps: f64,
@@ -44,8 +45,9 @@ pub struct LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// A model with everything but these sizes as in Llama 3.2's small models, but for its stretched positions: as many heads of keys and
-    /// values as of queries, an MLP 4 times as wide, angles to the base 500,000, tied embeddings.
+    /// A model of these sizes with the settings of Llama 3.2's small models, except that its
+    /// positions are not stretched: as many heads of keys and values as of queries, an MLP 4 times
+    /// as wide, angles to the base 500,000, tied embeddings.
     pub fn new(vocab_size: usize, d_model: usize, n_layers: usize, n_heads: usize) -> Self {
         Self {
             vocab_size,
@@ -75,7 +77,7 @@ impl LlamaConfig {
         self.head_columns_named(HeadKeys { heads: "n_heads", width: "d_model" }, "head_width")
     }
 
-    /// [`head_columns`](Self::head_columns), with complaints that use the names of a file.
+    /// [`head_columns`](Self::head_columns), with errors that use the key names of a file.
     pub(super) fn head_columns_named(&self, keys: HeadKeys, columns: &str) -> Result<usize> {
         let (key, columns) = match self.head_width {
             Some(given) => (columns, given),

@@ -1,8 +1,8 @@
 //! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
 //!
-//! What is not given means what transformers takes it to mean. A model is written as the plainest of the four that computes what it does: as
-//! a Qwen3 where heads of queries and keys are normed, as a Qwen2 where queries, keys and values have biases, as a Mistral where it has a
-//! window, else as a Llama.
+//! Absent keys have the defaults of transformers. A model is written as the plainest of the four
+//! that computes the same: as a Qwen3 where heads of queries and keys are normed, as a Qwen2 where
+//! queries, keys and values have biases, as a Mistral where it has a window, else as a Llama.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::hugging_face::keys::Keys;
 use crate::llama::LlamaConfig;
 use crate::transformer::RopeScaling;
 
-/// The kinds of models whose config is read here.
+/// The values of `model_type` that this module reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Llama,
@@ -23,7 +23,7 @@ enum Kind {
     Qwen3,
 }
 
-/// What transformers takes where a file of one kind is silent.
+/// The defaults of transformers for one `model_type`.
 struct Silent {
     vocab_size: usize,
     mlp_width: usize,
@@ -65,7 +65,8 @@ impl Kind {
 }
 
 impl LlamaConfig {
-    /// The config that the JSON of the file `path` gives. Of several tokens that end a text the first is kept.
+    /// The config that the JSON of the file `path` gives. If a file names several tokens that end a
+    /// text, the first is kept.
     ///
     /// # Errors
     /// A value of a wrong type or size, or a feature that this crate cannot run: each named with the file.
@@ -126,7 +127,7 @@ impl LlamaConfig {
                 pad: token(&keys, "pad_token_id", None)?,
             },
         };
-        // A width that heads have anyway is as good as none.
+        // A given width that equals the default is kept as no width.
         let head_width = config.head_width.filter(|p| p * config.n_heads != config.d_model);
         let config = Self { head_width, ..config };
         let names = HeadKeys { heads: "num_attention_heads", width: "hidden_size" };
@@ -181,7 +182,8 @@ impl LlamaConfig {
             "vocab_size": self.vocab_size,
         });
         if matches!(kind, Kind::Qwen2 | Kind::Qwen3) {
-            // Every block has the window: none is among those that go without.
+            // Every block has the window: `max_window_layers` is 0, so that no block attends to all
+            // positions.
             json["max_window_layers"] = json!(0);
             json["use_sliding_window"] = json!(self.window_size.is_some());
         }
@@ -198,7 +200,7 @@ impl LlamaConfig {
     }
 }
 
-/// How many positions a query sees.
+/// How many positions a query attends to.
 fn window(keys: &Keys<'_>, kind: Kind) -> Result<Option<usize>> {
     const KEY: &str = "sliding_window";
     let silent = match kind {
@@ -209,7 +211,8 @@ fn window(keys: &Keys<'_>, kind: Kind) -> Result<Option<usize>> {
             if !keys.flag("use_sliding_window", false)? {
                 return Ok(None);
             }
-            // Blocks before this one see everything: all or none can be run.
+            // Blocks before this one attend to all positions. This crate runs only models whose
+            // blocks are all alike.
             if keys.size("max_window_layers", Some(28), 0..=1 << 12)? != 0 {
                 return Err(keys.wrong("max_window_layers", "0 (a window in every layer)"));
             }
@@ -222,7 +225,8 @@ fn window(keys: &Keys<'_>, kind: Kind) -> Result<Option<usize>> {
     }
 }
 
-/// The base of the angles, and how they are stretched: beside the other keys, or in `rope_parameters`, as newer files have them.
+/// The base of the angles, and how they are stretched. Older files have both beside the other keys,
+/// newer ones in `rope_parameters`.
 fn rope(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>)> {
     const THETA: &str = "rope_theta";
     let of_file = keys.positive(THETA, 10_000.0)?;
@@ -231,7 +235,7 @@ fn rope(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>)> {
         None => (of_file, keys.object("rope_scaling")?),
     };
     let Some(scaling) = scaling else { return Ok((theta, None)) };
-    // What older files call it.
+    // The name of this key in older files.
     let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
     match scaling.text(key, "default")?.as_str() {
         "default" => Ok((theta, None)),
@@ -256,7 +260,7 @@ fn rope(keys: &Keys<'_>) -> Result<(f64, Option<RopeScaling>)> {
     }
 }
 
-/// A token id, the first where a file names several.
+/// A token id; the first where a file names several.
 fn token(keys: &Keys<'_>, key: &str, silent: Option<u32>) -> Result<Option<u32>> {
     if !keys.has(key) {
         return Ok(silent);
@@ -355,7 +359,7 @@ mod tests {
         assert_eq!((config.head_width, config.n_kv_heads), (None, 8));
         assert_eq!(config.special_tokens.eos, Some(128_001));
         assert_eq!(config.rope_scaling.expect("scaled").factor, 32.0);
-        // As newer versions write it.
+        // The form of newer versions.
         let newer = json!({"model_type": "llama",
                            "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}});
         assert_eq!(parse(&newer).expect("parses").rope_theta, 7.0);

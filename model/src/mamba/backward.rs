@@ -1,7 +1,7 @@
-//! The backward pass of one Mamba block: the forward pass from its end to its start.
+//! The backward pass of one Mamba block, from its output to its input.
 //!
-//! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
-//! the lane as soon as it is complete.
+//! Gradients of activations are formed for the whole microbatch at once; gradients of parameters
+//! grain by grain, each added to the lane as soon as it is complete.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(crate) fn run<B: Backend>(
     backward.normalize(device, grad)
 }
 
-/// One block on its way back.
+/// The backward pass of one block.
 struct Backward<'a, B: Backend> {
     block: &'a MambaBlock,
     lane: SliceMut<'a, B, f32>,
@@ -66,7 +66,8 @@ impl<B: Backend> Backward<'_, B> {
         )?)
     }
 
-    /// From `gradients.gated` to those of the scan's inputs; `gated` is formed again on the way.
+    /// From `gradients.gated` to the gradients of the scan's inputs; `gated` is recomputed on the
+    /// way.
     fn scan(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, saved) = (self.rows()?, self.block, self.saved);
         forward::raw_steps(block, device, self.pass, saved, self.scratch)?;
@@ -119,7 +120,7 @@ impl<B: Backend> Backward<'_, B> {
         add_weight(device, &mut self.lane, &block.tensors.out_proj, self.pass, [grad_out, input])
     }
 
-    /// Through dt_proj and x_proj, back to the convolution's output.
+    /// Through dt_proj and x_proj, to the gradient of the convolution's output.
     fn project_steps(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, saved) = (self.rows()?, self.block, self.saved);
         let parameters = self.pass.parameters;
@@ -149,7 +150,7 @@ impl<B: Backend> Backward<'_, B> {
         add_weight(device, &mut self.lane, &tensors.x_proj, self.pass, sides)
     }
 
-    /// From the convolution's output to the left half of `gradients.xz`.
+    /// From the gradient of the convolution's output to the left half of `gradients.xz`.
     fn convolve(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, inner) = (self.rows()?, self.block, self.block.inner);
         let tensors = &block.tensors;
@@ -197,7 +198,8 @@ impl<B: Backend> Backward<'_, B> {
         add_weight(device, &mut self.lane, place, self.pass, [grad_out, input])
     }
 
-    /// Adds the norm's part to `grad`, which so far is that of the residual branch.
+    /// Adds the gradient through the norm to `grad`, which so far holds that of the residual
+    /// branch.
     fn normalize(
         &mut self,
         device: &mut Device<'_, B>,

@@ -9,8 +9,9 @@
 //! out        = input + y out_proj^T
 //! ```
 //!
-//! Forward keeps `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and what the scan saves. Backward forms again
-//! what is cheap: the norm, dt_proj's product, and the gated output, which the backward scan returns.
+//! Forward keeps `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and the values that
+//! the scan saves. Backward recomputes cheap values: the norm, dt_proj's product, and the gated
+//! output, which the backward scan returns.
 
 use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
@@ -43,7 +44,7 @@ pub struct MambaBlock {
     pub(crate) taps: usize,
 }
 
-/// What the forward pass of a [`MambaBlock`] leaves for its backward pass.
+/// The values that the forward pass of a [`MambaBlock`] keeps for its backward pass.
 pub struct MambaSaved<B: Backend> {
     /// `xz[b t, 2 e]`: in_proj's product.
     pub(crate) xz: B::Buffer<B::Activation>,
@@ -51,11 +52,11 @@ pub struct MambaSaved<B: Backend> {
     pub(crate) x: B::Buffer<B::Activation>,
     /// `dt_bc[b t, r + 2 n]`: x_proj's product.
     pub(crate) dt_bc: B::Buffer<B::Activation>,
-    /// What the scan saved.
+    /// The values that the scan saves.
     pub(crate) scan: B::Buffer<f32>,
 }
 
-/// The activations that the scan reads, as in [`MambaSaved`] and [`MambaScratch`].
+/// The activations that the scan reads, views of [`MambaSaved`] and [`MambaScratch`].
 pub(crate) struct ScanSources<'a, B: Backend> {
     pub xz: &'a B::Buffer<B::Activation>,
     pub x: &'a B::Buffer<B::Activation>,
@@ -72,11 +73,11 @@ pub struct MambaScratch<B: Backend> {
     pub(crate) delta_raw: B::Buffer<B::Activation>,
     /// `gated[b t, e]`: the scan's output.
     pub(crate) gated: B::Buffer<B::Activation>,
-    /// Used by backward alone.
+    /// Allocated for training; only backward uses them.
     pub(crate) gradients: MambaGradients<B>,
 }
 
-/// Gradients of activations, and of parameters grain by grain, on their way through one block.
+/// Gradients of activations, and of parameters grain by grain, within one block.
 pub struct MambaGradients<B: Backend> {
     /// `[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
@@ -148,7 +149,7 @@ impl MambaBlock {
         Ok([xz.columns(0, self.inner)?, xz.columns(self.inner, self.inner)?])
     }
 
-    /// Everything that the convolution reads.
+    /// The arguments of the convolution.
     pub(crate) fn conv_inputs<'a, B: Backend>(
         &self,
         pass: BlockPass<'a, B>,
@@ -165,7 +166,7 @@ impl MambaBlock {
         })
     }
 
-    /// Everything that the scan reads.
+    /// The arguments of the scan.
     pub(crate) fn scan_inputs<'a, B: Backend>(
         &self,
         pass: BlockPass<'a, B>,

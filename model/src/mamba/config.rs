@@ -1,8 +1,8 @@
 //! The sizes of a Mamba model, checked.
 //!
-//! A [`MambaConfig`] with every field public is what a user writes and what files are translated to;
-//! [`MambaConfig::check`] is the one place that says which values a model can have. The names are those of
-//! the reference implementation (Gu and Dao, 2023, `mamba_simple.py`).
+//! A user writes a [`MambaConfig`], whose fields are all public, and files are translated to one;
+//! [`MambaConfig::check`] is the one place that decides which values a model can have. The names
+//! are those of the reference implementation (Gu and Dao, 2023, `mamba_simple.py`).
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub struct MambaConfig {
     pub d_conv: usize,
     /// e / d.
     pub expand: usize,
-    /// r, the rank of the projection that makes the step sizes.
+    /// r, the rank of the projection to step sizes.
     pub dt_rank: usize,
     /// Added to the mean square before the root of every norm.
     pub norm_eps: f64,
@@ -41,8 +41,8 @@ pub struct MambaConfig {
 }
 
 impl MambaConfig {
-    /// A model with everything but its vocabulary, width and depth as in the paper: 16 states, 4 taps, expansion 2,
-    /// `dt_rank = ceil(d_model / 16)`, tied embeddings.
+    /// A model of this vocabulary, width and depth, with the other sizes as in the paper: 16
+    /// states, 4 taps, expansion 2, `dt_rank = ceil(d_model / 16)`, tied embeddings.
     pub fn new(vocab_size: usize, d_model: usize, n_layers: usize) -> Self {
         Self {
             vocab_size,
@@ -79,7 +79,7 @@ impl MambaConfig {
     /// # Errors
     /// [`ModelError::Config`](crate::ModelError::Config) naming the first key whose value is out of bounds.
     pub fn check(&self) -> Result<()> {
-        // Bounds that keep every product of sizes far from overflow, and those of the kernels.
+        // Bounds that keep every product of sizes far from overflow, and the bounds of the kernels.
         let sizes: [(&str, usize, RangeInclusive<usize>); 7] = [
             ("vocab_size", self.vocab_size, 1..=1 << 24),
             ("d_model", self.d_model, 1..=1 << 18),

@@ -1,4 +1,4 @@
-//! The forward pass of one Mamba block; the parts that backward repeats are functions of their own.
+//! The forward pass of one Mamba block; the steps that backward repeats are functions of their own.
 
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -127,7 +127,8 @@ fn scan<B: Backend>(
     let shape = block.scan_shape(pass.shape)?;
     let elements = backend.selective_scan_saved_elements(shape);
     let MambaScratch { gated, delta_raw, .. } = scratch;
-    // The scan writes beside what it reads: its own buffer is lent out of `saved` for the call.
+    // The scan writes its own buffer beside the ones that it reads, so that buffer is taken out of
+    // `saved` for the call.
     let MambaSaved { xz, x, dt_bc, scan } = saved;
     let inputs = block.scan_inputs(pass, ScanSources { xz, x, dt_bc, delta_raw })?;
     Ok(backend.selective_scan_forward(

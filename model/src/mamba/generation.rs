@@ -1,6 +1,7 @@
-//! A Mamba block token by token: the recurrence that it is: a state that every token moves on.
+//! A Mamba block in generation: a recurrent state that every token advances.
 //!
-//! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
+//! Memory does not grow with the number of tokens. Projections, convolution and scan each run over
+//! all rows of a piece at once.
 
 use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanStepInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
@@ -13,7 +14,7 @@ use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
 
-/// What a [`MambaBlock`] remembers.
+/// The state of a [`MambaBlock`].
 pub struct MambaState<B: Backend> {
     /// `conv[b, e, k - 1]`: the last inputs of the convolution, oldest first.
     conv: B::Buffer<f32>,
@@ -39,12 +40,12 @@ pub struct MambaRows<B: Backend> {
 }
 
 impl MambaBlock {
-    /// Elements of what the convolution remembers of a sequence.
+    /// Elements of the convolution's state of one sequence.
     fn conv_elements(&self) -> usize {
         self.inner * (self.taps - 1)
     }
 
-    /// Elements of what the scan remembers of a sequence.
+    /// Elements of the scan's state of one sequence.
     fn scan_elements(&self) -> usize {
         self.inner * self.states
     }
@@ -62,7 +63,7 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaState<B>> {
         let Device { backend, stream } = device;
         Ok(MambaState {
-            // One tap remembers nothing, but devices refuse a buffer of no elements.
+            // A convolution of one tap has no state, but devices refuse a buffer of no elements.
             conv: backend.allocate(stream, (room.sequences * self.conv_elements()).max(1))?,
             scan: backend.allocate(stream, room.sequences * self.scan_elements())?,
         })

@@ -1,5 +1,5 @@
-//! The tensors of a Mamba block, as `MambaForCausalLM` of transformers names them, and their first values, as those of the reference
-//! implementation.
+//! The tensors of a Mamba block, with the names of `MambaForCausalLM` in transformers, and their
+//! initial values, as in the reference implementation.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::mamba::norm;
 use crate::norm::Norm;
 use crate::parameter_list::{NewTensor, ParameterList};
 
-/// Where the tensors of one block stand in its segment.
+/// The places of one block's tensors in its segment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MambaTensors {
     /// `[2 e, d]`

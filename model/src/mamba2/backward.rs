@@ -1,7 +1,7 @@
-//! The backward pass of one Mamba-2 block: the forward pass from its end to its start.
+//! The backward pass of one Mamba-2 block, from its output to its input.
 //!
-//! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
-//! the lane as soon as it is complete.
+//! Gradients of activations are formed for the whole microbatch at once; gradients of parameters
+//! grain by grain, each added to the lane as soon as it is complete.
 
 use tidemill_kernels::backend::{HeadScanGradients, Output};
 use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
@@ -32,7 +32,7 @@ pub(crate) fn run<B: Backend>(
     backward.normalize(device, grad)
 }
 
-/// One block on its way back.
+/// The backward pass of one block.
 struct Backward<'a, B: Backend> {
     block: &'a Mamba2Block,
     lane: SliceMut<'a, B, f32>,
@@ -72,7 +72,8 @@ impl<B: Backend> Backward<'_, B> {
         let (rows, block, inner) = (self.rows()?, self.block, self.block.inner());
         let Mamba2Scratch { gated_norm, gradients, .. } = &mut *self.scratch;
         let Mamba2Gradients { gated_normed, gated, .. } = gradients;
-        // No residual goes around this norm, which adds to what is there.
+        // The kernel adds to its output. No residual branch goes around this norm, so the output
+        // starts from zero.
         let gradient = SliceMut::new(gated.gradient_mut(), 0, rows * inner)?;
         device.backend.fill_zero(device.stream, gradient)?;
         block.gated_norm.backward(
@@ -85,7 +86,7 @@ impl<B: Backend> Backward<'_, B> {
         )
     }
 
-    /// From `gradients.gated` to those of the scan's inputs.
+    /// From `gradients.gated` to the gradients of the scan's inputs.
     fn scan(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (block, saved, pass) = (self.block, self.saved, self.pass);
         let sequences = pass.shape.sequences()?;
@@ -121,7 +122,7 @@ impl<B: Backend> Backward<'_, B> {
         Ok(())
     }
 
-    /// From the convolution's output to its columns of `gradients.projected`.
+    /// From the gradient of the convolution's output to its columns of `gradients.projected`.
     fn convolve(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (block, tensors, pass) = (self.block, &self.block.tensors, self.pass);
         let sequences = pass.shape.sequences()?;
@@ -171,7 +172,8 @@ impl<B: Backend> Backward<'_, B> {
         add_weight(device, &mut self.lane, place, self.pass, [grad_out, input])
     }
 
-    /// Adds the norm's part to `grad`, which so far is that of the residual branch.
+    /// Adds the gradient through the norm to `grad`, which so far holds that of the residual
+    /// branch.
     fn normalize(
         &mut self,
         device: &mut Device<'_, B>,

@@ -8,7 +8,8 @@
 //! out        = input + rms_norm(v) out_proj^T
 //! ```
 //!
-//! Forward keeps in_proj's product, what the convolution makes of it, and v, in fp32. Backward forms both norms again.
+//! Forward keeps in_proj's product, the convolution's output, and v, in fp32. Backward recomputes
+//! both norms.
 
 use tidemill_kernels::backend::{ConvInputs, DeltaLimits, HeadScanInputs, KernelGroup};
 use tidemill_kernels::shape::{ConvShape, HeadScanShape, HeadScanSizes, SequenceShape};
@@ -29,7 +30,7 @@ use crate::trainable::Device;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2Block {
     pub(crate) norm: Norm,
-    /// The norm of what leaves the gate.
+    /// The norm over the gated output.
     pub(crate) gated_norm: Norm,
     pub(crate) tensors: Mamba2Tensors,
     /// d
@@ -40,7 +41,7 @@ pub struct Mamba2Block {
     pub(crate) delta_limits: DeltaLimits,
 }
 
-/// What the forward pass of a [`Mamba2Block`] leaves for its backward pass.
+/// The values that the forward pass of a [`Mamba2Block`] keeps for its backward pass.
 pub struct Mamba2Saved<B: Backend> {
     /// `projected[b t, e + c + h]`: in_proj's product.
     pub(crate) projected: B::Buffer<B::Activation>,
@@ -58,11 +59,11 @@ pub struct Mamba2Scratch<B: Backend> {
     /// `gated_normed[b t, e]`
     pub(crate) gated_normed: B::Buffer<B::Activation>,
     pub(crate) gated_norm: NormScratch<B>,
-    /// Used by backward alone.
+    /// Allocated for training; only backward uses them.
     pub(crate) gradients: Mamba2Gradients<B>,
 }
 
-/// Gradients of activations, and of parameters grain by grain, on their way through one block.
+/// Gradients of activations, and of parameters grain by grain, within one block.
 pub struct Mamba2Gradients<B: Backend> {
     /// `[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
@@ -100,7 +101,7 @@ impl Mamba2Block {
             width: config.d_model,
             sizes,
             taps: config.d_conv,
-            // A checked config has limits that kernels take.
+            // A checked config has limits that kernels accept.
             delta_limits: config.kernel_limits().unwrap_or(DeltaLimits::NONE),
         }
     }
@@ -130,7 +131,7 @@ impl Mamba2Block {
         Ok(NormPass { parameters: pass.parameters, input, grains })
     }
 
-    /// The norm over what leaves the gate.
+    /// The norm over the gated output.
     pub(crate) fn gated_norm_pass<'a, B: Backend>(
         &self,
         pass: BlockPass<'a, B>,
@@ -157,7 +158,7 @@ impl Mamba2Block {
         Ok(HeadScanShape::new(sequences, samples_per_grain, self.sizes)?)
     }
 
-    /// Everything that the convolution reads of `projected[b t, e + c + h]`.
+    /// The arguments of the convolution, which reads columns of `projected[b t, e + c + h]`.
     pub(crate) fn conv_inputs<'a, B: Backend>(
         &self,
         parameters: Lease<'a, B>,
@@ -173,7 +174,7 @@ impl Mamba2Block {
         })
     }
 
-    /// Everything that the scan reads.
+    /// The arguments of the scan.
     pub(crate) fn scan_inputs<'a, B: Backend>(
         &self,
         parameters: Lease<'a, B>,
@@ -252,7 +253,8 @@ impl<B: Backend> Block<B> for Mamba2Block {
         let shape = self.scan_shape(SequenceShape::new(1, positions)?, 1)?;
         let activation = size_of::<B::Activation>();
         let forward = activation * (d + e);
-        // The gradient of what leaves the gate is fp32, with a copy where activations are not.
+        // The gradient of the gated output is fp32, with a copy in activation precision where that
+        // is not fp32.
         let backward = activation * (d + projected + c + 2 * e) + 4 * e + 3 * 4 * d;
         let of_parameters = 4 * (3 * h + c * (self.taps + 1) + d + e);
         let weights = [[projected, d], [d, e]];

@@ -24,7 +24,7 @@ pub struct Mamba2Config {
     pub head_width: usize,
     /// g, groups of heads that share B and C; a divisor of the heads.
     pub n_groups: usize,
-    /// The least and the most that a step size can be; the most may be infinite.
+    /// The limits of step sizes; the upper one may be infinite.
     pub delta_limits: [f64; 2],
     /// Added to the mean square before the root of every norm.
     pub norm_eps: f64,
@@ -37,8 +37,9 @@ pub struct Mamba2Config {
 }
 
 impl Mamba2Config {
-    /// A model with everything but its vocabulary, width and depth as the published ones: 128 states, 4 taps, expansion 2, heads of 64
-    /// channels (or of the most below that divide e), one group, free step sizes, tied embeddings.
+    /// A model of this vocabulary, width and depth, with the other sizes as published: 128 states,
+    /// 4 taps, expansion 2, heads of 64 channels (or of the most below that divide e), one group,
+    /// unlimited step sizes, tied embeddings.
     pub fn new(vocab_size: usize, d_model: usize, n_layers: usize) -> Self {
         Self {
             vocab_size,
@@ -57,7 +58,7 @@ impl Mamba2Config {
         }
     }
 
-    /// The widest head of at most `most` channels that `inner` channels divide into.
+    /// The widest head of at most `most` channels whose width divides `inner`.
     pub(crate) fn head_width_like(most: usize, inner: usize) -> usize {
         (1..=most).rev().find(|&width| inner.is_multiple_of(width)).unwrap_or(1)
     }
@@ -82,7 +83,7 @@ impl Mamba2Config {
         self.d_inner() + self.conv_width() + self.n_heads()
     }
 
-    /// The limits of step sizes as kernels take them.
+    /// The limits of step sizes in the kernels' type.
     pub(crate) fn kernel_limits(&self) -> Result<DeltaLimits> {
         let [least, most] = self.delta_limits;
         DeltaLimits::new(least as f32, most as f32).map_err(|_| {
@@ -96,7 +97,7 @@ impl Mamba2Config {
     /// # Errors
     /// [`ModelError::Config`] naming the first key whose value is out of bounds.
     pub fn check(&self) -> Result<()> {
-        // Bounds that keep every product of sizes far from overflow, and those of the kernels.
+        // Bounds that keep every product of sizes far from overflow, and the bounds of the kernels.
         check_sizes(&[
             ("vocab_size", self.vocab_size, 1..=1 << 24),
             ("d_model", self.d_model, 1..=1 << 18),

@@ -1,4 +1,5 @@
-//! The forward pass of one Mamba-2 block; the parts that backward repeats are functions of their own.
+//! The forward pass of one Mamba-2 block; the steps that backward repeats are functions of their
+//! own.
 
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::{Backend, Slice, SliceMut};

@@ -1,6 +1,7 @@
-//! A Mamba-2 block token by token: a state that every token moves on.
+//! A Mamba-2 block in generation: a recurrent state that every token advances.
 //!
-//! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
+//! Memory does not grow with the number of tokens. Projections, convolution and scan each run over
+//! all rows of a piece at once.
 
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
@@ -12,7 +13,7 @@ use crate::mamba2::Mamba2Block;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
 
-/// What a [`Mamba2Block`] remembers.
+/// The state of a [`Mamba2Block`].
 pub struct Mamba2State<B: Backend> {
     /// `conv[b, c, k - 1]`: the last inputs of the convolution, oldest first.
     conv: B::Buffer<f32>,
@@ -37,12 +38,12 @@ pub struct Mamba2Rows<B: Backend> {
 }
 
 impl Mamba2Block {
-    /// Elements of what the convolution remembers of a sequence.
+    /// Elements of the convolution's state of one sequence.
     fn conv_elements(&self) -> usize {
         self.conv_width() * (self.taps - 1)
     }
 
-    /// Elements of what the scan remembers of a sequence.
+    /// Elements of the scan's state of one sequence.
     fn scan_elements(&self) -> usize {
         self.inner() * self.sizes.states
     }
@@ -60,7 +61,7 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2State<B>> {
         let Device { backend, stream } = device;
         Ok(Mamba2State {
-            // One tap remembers nothing, but devices refuse a buffer of no elements.
+            // A convolution of one tap has no state, but devices refuse a buffer of no elements.
             conv: backend.allocate(stream, (room.sequences * self.conv_elements()).max(1))?,
             scan: backend.allocate(stream, room.sequences * self.scan_elements())?,
         })

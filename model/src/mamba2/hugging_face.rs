@@ -1,7 +1,8 @@
-//! `config.json` of a `Mamba2ForCausalLM`. What is not given means what transformers 4.57 takes it to mean.
+//! `config.json` of a `Mamba2ForCausalLM`. Absent keys have the defaults of transformers 4.57.
 //!
-//! A step size without a greatest one is written by transformers as `Infinity`, which is no JSON; it is read, and written as the
-//! greatest fp32, which limits nothing. The form of `state-spaces/mamba` (`d_model`, `n_layer`, `ssm_cfg` ...) is read too.
+//! transformers writes a step size without an upper limit as `Infinity`, which is not JSON. This
+//! module reads that, and writes the greatest fp32 instead, which limits nothing. The form of
+//! `state-spaces/mamba` (`d_model`, `n_layer`, `ssm_cfg` ...) is read too.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::family::SpecialTokens;
 use crate::hugging_face::keys::Keys;
 use crate::mamba2::Mamba2Config;
 
-/// What stands for no limit in what is written.
+/// The number that is written for no limit.
 const UNLIMITED: f64 = f32::MAX as f64;
 
 impl Mamba2Config {
@@ -102,7 +103,8 @@ impl Mamba2Config {
         if !mixer.flag("rmsnorm", true)? {
             return Err(mixer.wrong("rmsnorm", "true"));
         }
-        // The reference implementation norms the heads of each group apart, transformers all together.
+        // The reference implementation norms the heads of each group separately, transformers all
+        // heads together.
         if mixer.size("ngroups", Some(1), 1..=1 << 18)? != 1 {
             return Err(mixer.wrong("ngroups", "1 (a norm over all heads)"));
         }
@@ -155,7 +157,7 @@ impl Mamba2Config {
     }
 }
 
-/// Both of `time_step_limit`; the greatest fp32, and what no fp32 holds, limit nothing.
+/// Both values of `time_step_limit`. The greatest fp32, and numbers beyond it, limit nothing.
 fn delta_limits(keys: &Keys<'_>) -> Result<[f64; 2]> {
     const KEY: &str = "time_step_limit";
     let Some(limits) = keys.value(KEY) else {
@@ -213,7 +215,8 @@ mod tests {
         }
     }
 
-    /// Python writes an infinite number as `Infinity`, a text with that word inside as any.
+    /// Python writes an infinite number as `Infinity`; a string that contains the word stays a
+    /// string.
     #[test]
     fn numbers_without_end_are_read() {
         let json = |limit: &str| {

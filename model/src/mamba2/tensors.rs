@@ -1,5 +1,5 @@
-//! The tensors of a Mamba-2 block, as `Mamba2ForCausalLM` of transformers names them, and their first values, as those of the
-//! reference implementation.
+//! The tensors of a Mamba-2 block, with the names of `Mamba2ForCausalLM` in transformers, and their
+//! initial values, as in the reference implementation.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::mamba2::norm;
 use crate::norm::Norm;
 use crate::parameter_list::{NewTensor, ParameterList};
 
-/// Where the tensors of one block stand in its segment, beside its norms.
+/// The places of one block's tensors in its segment, beside its norms.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Mamba2Tensors {
     /// `[e + c + h, d]`

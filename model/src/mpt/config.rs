@@ -18,11 +18,12 @@ pub struct MptConfig {
     pub n_layers: usize,
     /// The MLP's width as a multiple of `d_model`.
     pub expansion: usize,
-    /// Positions that a model with learned ones can tell apart, and what others were trained with.
+    /// The positions of the table, in a model with learned positions; in others, the length of
+    /// training samples.
     pub max_seq_len: usize,
-    /// How positions are told apart.
+    /// How positions are encoded.
     pub positions: MptPositions,
-    /// Whether linear maps and norms go without biases.
+    /// Whether linear maps and norms have no biases.
     pub no_bias: bool,
     /// Whether queries and keys go through a layer norm of their own, over all heads together.
     pub qk_ln: bool,
@@ -30,7 +31,7 @@ pub struct MptConfig {
     pub clip_qkv: Option<f64>,
     /// The factor of scores; `1 / sqrt(head width)` where not given.
     pub softmax_scale: Option<f64>,
-    /// What logits are multiplied by.
+    /// The factor that logits are multiplied by.
     pub logit_scale: Option<LogitScale>,
     /// Added to the variance before the root of every norm.
     pub norm_eps: f64,
@@ -40,12 +41,12 @@ pub struct MptConfig {
     pub special_tokens: SpecialTokens,
 }
 
-/// How an MPT model tells positions apart.
+/// How an MPT model encodes positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MptPositions {
     /// By a learned table, `wpe`.
     Learned,
-    /// By scores that fall with distance (Press et al., 2022).
+    /// By ALiBi: attention scores that fall with distance (Press et al., 2022).
     Alibi {
         /// `alibi_bias_max`: the least slope is `2^-most`.
         most: f64,
@@ -54,7 +55,7 @@ pub enum MptPositions {
     None,
 }
 
-/// What logits are multiplied by.
+/// The factor that logits are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "LogitScaleSetting", into = "LogitScaleSetting")]
 pub enum LogitScale {
@@ -101,8 +102,8 @@ impl From<LogitScale> for LogitScaleSetting {
 }
 
 impl MptConfig {
-    /// A model with everything but these sizes as LLM Foundry's defaults: 4 times as wide inside, 2,048 learned positions,
-    /// biases, tied embeddings.
+    /// A model of these sizes with LLM Foundry's defaults for the others: 4 times as wide inside,
+    /// 2,048 learned positions, biases, tied embeddings.
     pub fn new(vocab_size: usize, d_model: usize, n_layers: usize, n_heads: usize) -> Self {
         Self {
             vocab_size,
@@ -123,7 +124,7 @@ impl MptConfig {
         }
     }
 
-    /// The same with ALiBi and without biases: what transformers' `MptForCausalLM` can run.
+    /// The same with ALiBi and without biases: a model that transformers' `MptForCausalLM` can run.
     pub fn with_alibi_and_no_bias(self) -> Self {
         Self { positions: MptPositions::Alibi { most: 8.0 }, no_bias: true, ..self }
     }

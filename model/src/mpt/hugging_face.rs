@@ -1,9 +1,10 @@
 //! `config.json` of an MPT model, in transformers' form and LLM Foundry's, which share their keys.
 //!
-//! Every key that either reads is written explicitly, in alphabetical order, so that the bytes are the same whether or not
-//! some other crate of a build switches on serde_json's `preserve_order`. What is not given means what transformers takes it
-//! to mean. transformers' own class knows neither biases, learned positions, norms of queries and keys nor a logit scale:
-//! such models name Foundry's class instead.
+//! Every key that either reads is written explicitly, in alphabetical order, so that the bytes are
+//! the same whether or not some other crate of a build switches on serde_json's `preserve_order`.
+//! Absent keys have the defaults of transformers. The class of transformers supports neither
+//! biases, learned positions, norms of queries and keys nor a logit scale: the config of such a
+//! model names Foundry's class instead.
 
 use std::path::Path;
 
@@ -75,7 +76,6 @@ impl MptConfig {
             Some(attention) => config.read_attention(&attention)?,
             None => config.positions = MptPositions::Alibi { most: 8.0 },
         }
-        // A number written as a whole number reads as that.
         config.check().map_err(|error| keys.refused(error))?;
         Ok(config)
     }
@@ -109,7 +109,7 @@ impl MptConfig {
         Ok(())
     }
 
-    /// Whether transformers' own class computes what this model does.
+    /// Whether the class of transformers computes this model.
     fn is_known_to_transformers(&self) -> bool {
         matches!(self.positions, MptPositions::Alibi { .. })
             && self.no_bias
@@ -168,7 +168,7 @@ impl MptConfig {
     }
 }
 
-/// Refuses keys that change what a model computes, whatever they say.
+/// Refuses keys that change the computation, whatever their value.
 fn refuse_present(keys: &Keys<'_>, absent: &[&str]) -> Result<()> {
     match absent.iter().find(|key| keys.value(key).is_some()) {
         Some(key) => Err(keys.wrong(key, "nothing or null")),
@@ -176,7 +176,7 @@ fn refuse_present(keys: &Keys<'_>, absent: &[&str]) -> Result<()> {
     }
 }
 
-/// Refuses a dropout, which this crate never trains with: all published models have none.
+/// Refuses a dropout, which this crate does not implement: all published models have none.
 fn refuse_dropout(keys: &Keys<'_>, key: &str) -> Result<()> {
     if keys.number(key, 0.0)? == 0.0 { Ok(()) } else { Err(keys.wrong(key, "0 (no dropout)")) }
 }
@@ -199,7 +199,7 @@ fn check_mlp(keys: &Keys<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A number as transformers' config wants it: whole where it is.
+/// A number in the form that transformers' config wants: an integer where it has no fraction.
 fn whole(number: f64) -> Value {
     if number.fract() == 0.0 && number < 1e9 { json!(number as u64) } else { json!(number) }
 }

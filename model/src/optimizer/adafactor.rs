@@ -1,7 +1,8 @@
 //! Adafactor (Shazeer and Stern, 2018, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", algorithms 4 to 6).
 //!
-//! Of a matrix it keeps the mean squares of rows and of columns in place of those of every element, so that a model's states take
-//! next to no memory. Names and means are those of PyTorch's and Hugging Face's; the paper has sums, of which the same comes.
+//! For a matrix it keeps the mean squares of rows and of columns instead of those of every element,
+//! so that its states take little memory. Names and means are those of PyTorch and Hugging Face;
+//! the paper has sums, which give the same update.
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
@@ -27,21 +28,21 @@ pub(super) const STATES: [StateSpec; 3] = [
     StateSpec { name: "exp_avg_sq", extent: StateExtent::Element, tensors: StateTensors::Vectors },
 ];
 
-/// `[optimizer.adafactor]`: what no other optimizer has.
+/// `[optimizer.adafactor]`: settings that no other optimizer has.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdafactorSettings {
     /// The second moments of update t decay by `1 - t^-decay_exponent`: 0.8.
     pub decay_exponent: f64,
-    /// The root mean square that a tensor's update has at most, before the learning rate: 1.
+    /// The largest root mean square of a tensor's update, before the learning rate: 1.
     pub clip_threshold: f64,
-    /// What the learning rate is of: the size of the parameters.
+    /// The unit of the learning rate; by default the size of the parameters.
     pub step_size: StepSize,
-    /// The root mean square that a tensor's parameters count with at least, where steps are relative: 1e-3.
+    /// The least root mean square of a tensor's parameters that a relative step counts with: 1e-3.
     pub parameter_rms_floor: f64,
 }
 
-/// What a learning rate is of.
+/// The unit of a learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepSize {
@@ -83,8 +84,8 @@ impl AdafactorSettings {
     }
 }
 
-/// The update rule of Adafactor without a first moment. With `g` the clipped gradient of a tensor X in update t, `b = 1 - t^-0.8`,
-/// and RMS the root of the mean square over the tensor:
+/// The update rule of Adafactor without a first moment. With `g` the clipped gradient of a tensor X
+/// in update t, `b = 1 - t^-0.8`, and RMS the root mean square over the tensor:
 ///
 /// ```text
 /// R = b R + (1 - b) mean over columns of (g^2 + eps)      of matrices, one number a row
@@ -94,8 +95,9 @@ impl AdafactorSettings {
 /// X = X decay_factor - learning_rate max(parameter_rms_floor, RMS(X)) U / max(1, RMS(U) / clip_threshold)
 /// ```
 ///
-/// The learning rate is the run's and its schedule's, where the paper has `min(1e-2, 1 / sqrt(t))`. It is computed on the host in f64,
-/// from states in fp32, and every sum over a tensor has one order.
+/// The learning rate is the run's and its schedule's, where the paper has `min(1e-2, 1 / sqrt(t))`.
+/// The update is computed on the host in f64, from states in fp32, and every sum over a tensor has
+/// a fixed order.
 #[derive(Clone, Debug)]
 pub struct Adafactor {
     settings: OptimizerSettings,
@@ -107,7 +109,7 @@ impl Adafactor {
         Self { settings }
     }
 
-    /// One update of a tensor, which is a matrix where it has states of rows.
+    /// One update of a tensor; the tensor is a matrix if it has states of rows.
     fn apply(&self, views: HostViews<'_>, scalars: &UpdateScalars) -> Result<()> {
         let HostViews { parameters, states, gradient, .. } = views;
         let found = states.len();
@@ -120,7 +122,7 @@ impl Adafactor {
         let own = self.settings.adafactor.unwrap_or_default();
         let averages = Averages {
             rest: libm::pow(scalars.update as f64, -own.decay_exponent),
-            // The settings of a run were checked to have one.
+            // The check of a run's settings ensures that there is one.
             eps: self.settings.eps.unwrap_or_default(),
         };
         let scale = f64::from(scalars.gradient_scale);
@@ -148,7 +150,7 @@ impl Adafactor {
     }
 }
 
-/// How second moments are averaged: with `1 - rest` of what they were.
+/// The moving average of second moments: `1 - rest` is the weight of the old value.
 struct Averages {
     rest: f64,
     eps: f64,
@@ -167,7 +169,7 @@ impl Averages {
         }
     }
 
-    /// The same of a matrix, whose second moments are the products of those of rows and columns.
+    /// The same for a matrix, whose second moments are the products of those of rows and columns.
     fn divide_matrix(&self, gradient: &mut [f64], row: &mut [f32], column: &mut [f32]) {
         let [rows, columns] = [row.len(), column.len()];
         let square = |g: f64| g * g + self.eps;
@@ -194,7 +196,8 @@ impl Averages {
     }
 }
 
-/// `of(0) + of(1) + ...`, `elements` of them, by a fixed tree over sixteen sums that each take every sixteenth.
+/// `of(0) + of(1) + ...`, `elements` terms, in a fixed order: sixteen partial sums over every
+/// sixteenth term, then a tree over them.
 fn sum(elements: usize, of: impl Fn(usize) -> f64) -> f64 {
     let mut sums = [0.0; 16];
     for start in (0..elements).step_by(sums.len()) {

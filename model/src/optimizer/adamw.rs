@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, 2019), as PyTorch has it and as Composer's `DecoupledAdamW` does.
+//! AdamW (Loshchilov and Hutter, 2019), in PyTorch's form and in that of Composer's
+//! `DecoupledAdamW`.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::AdamWStep;
@@ -12,8 +13,9 @@ use crate::trainable::Device;
 pub(super) const STATES: [StateSpec; 2] =
     [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
 
-/// The update rule of AdamW. The update itself is a kernel, [`Backend::adamw_master`]; this only says which scalars it gets: they
-/// are computed in f64 and rounded once, so that every worker has the same bits.
+/// The update rule of AdamW. The update itself is a kernel, [`Backend::adamw_master`]; this type
+/// supplies its scalars, which are computed in f64 and rounded once, so that every worker has the
+/// same bits.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     settings: OptimizerSettings,
@@ -28,7 +30,7 @@ impl AdamW {
     /// The scalars of an update.
     pub fn step(&self, scalars: UpdateScalars) -> AdamWStep {
         let UpdateScalars { update, learning_rate, gradient_scale, .. } = scalars;
-        // The settings of a run were checked to have them, and eps.
+        // The check of a run's settings ensures that there are betas and an eps.
         let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         let bias_correction = |beta: f64| (1.0 - libm::pow(beta, update as f64)) as f32;
         AdamWStep {

@@ -1,4 +1,5 @@
-//! Groups of parameters: `[[optimizer.groups]]`, which say by names what the updates of some tensors have of their own.
+//! Groups of parameters: `[[optimizer.groups]]`, which selects tensors by name and changes their
+//! learning rate or weight decay.
 
 use globset::{Glob, GlobSet};
 use serde::{Deserialize, Serialize};
@@ -11,28 +12,30 @@ use crate::layout::Layout;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSettings {
-    /// Glob patterns over the names of tensors, as checkpoints have them; `*` matches dots too.
+    /// Glob patterns for the names of tensors, as in checkpoints; `*` matches dots too.
     #[serde(rename = "match")]
     pub patterns: Vec<String>,
-    /// What the schedule's learning rate is multiplied by: 1.
+    /// A factor on the schedule's learning rate: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate_factor: Option<f64>,
-    /// Weight decay in place of that of `[optimizer]`, also of tensors that it exempts.
+    /// Weight decay in place of that of `[optimizer]`, also for tensors that `[optimizer]` does not
+    /// decay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
 
-/// An error about `key` of the group at `place`.
+/// An error about `key` of the group with index `place`.
 fn wrong(place: usize, key: &str, expected: &str, found: impl ToString) -> ModelError {
     let key = format!("optimizer.groups (group {}, {key})", place + 1);
     ModelError::config(key, expected, found)
 }
 
 impl GroupSettings {
-    /// Checks every value but whether patterns match; `place` among the groups counts from 0.
+    /// Checks every value, but not whether patterns match; `place` is the index of the group, from
+    /// 0.
     ///
     /// # Errors
-    /// A value that no update can use, or a group that says nothing.
+    /// A value that no update can use, or a group that changes nothing.
     pub(super) fn check(&self, place: usize) -> Result<()> {
         let numbers = [
             ("learning_rate_factor", self.learning_rate_factor),
@@ -55,9 +58,10 @@ impl GroupSettings {
         self.globs(place).map(drop)
     }
 
-    /// The patterns, each alone, so that one that matches nothing can be told.
+    /// The patterns, each compiled by itself, so that an error can name the one that matches
+    /// nothing.
     fn globs(&self, place: usize) -> Result<Vec<GlobSet>> {
-        // A set answers an error where a pattern is too large, and a single glob would panic.
+        // Building a set returns an error where a pattern is too large; a single glob would panic.
         let glob = |pattern: &String| GlobSet::builder().add(Glob::new(pattern)?).build();
         let globs = self.patterns.iter().map(|pattern| {
             glob(pattern).map_err(|error| {
@@ -68,7 +72,7 @@ impl GroupSettings {
         globs.collect()
     }
 
-    /// The terms of a tensor of this group, which are `other` where it says nothing.
+    /// The terms of a tensor of this group: those that the group sets, else those of `other`.
     fn terms(&self, other: UpdateTerms) -> UpdateTerms {
         UpdateTerms {
             learning_rate_factor: self.learning_rate_factor.unwrap_or(other.learning_rate_factor),
@@ -77,18 +81,18 @@ impl GroupSettings {
     }
 }
 
-/// What errors quote of a pattern at most.
+/// The most characters of a pattern that errors quote.
 const LONGEST_QUOTE_CHARS: usize = 200;
 
 fn shortened(pattern: &str) -> String {
     pattern.chars().take(LONGEST_QUOTE_CHARS).collect()
 }
 
-/// By tensor of `layout`: what its updates have of their own.
+/// The terms of each tensor of `layout`.
 ///
 /// # Errors
-/// What [`OptimizerSettings::check`](super::OptimizerSettings::check) refuses of groups, a pattern that matches no tensor, and a
-/// group of which the groups before it take every tensor.
+/// The errors of [`OptimizerSettings::check`](super::OptimizerSettings::check) for groups, a
+/// pattern that matches no tensor, and a group whose tensors all belong to earlier groups.
 pub fn update_terms(groups: &[GroupSettings], layout: &Layout) -> Result<Vec<UpdateTerms>> {
     let tensors = layout.tensors();
     let mut terms: Vec<_> = tensors.iter().map(|tensor| UpdateTerms::of(tensor.decay)).collect();
@@ -170,7 +174,7 @@ mod tests {
             (0.5, OfRule),
             (0.5, Exempt),
             (2.0, OfGroup(0.25)),
-            // The second group names it too.
+            // The second group matches this tensor too.
             (0.5, Exempt),
             (1.0, OfGroup(0.0)),
             (2.0, OfGroup(0.25)),

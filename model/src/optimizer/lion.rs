@@ -11,7 +11,8 @@ use crate::trainable::Device;
 /// The average of gradients.
 pub(super) const STATES: [StateSpec; 1] = [StateSpec::of_elements("exp_avg")];
 
-/// The update rule of Lion, of which [`Backend::lion`] is the update: one state in place of AdamW's two.
+/// The update rule of Lion: one state, where AdamW has two. The update itself is the kernel
+/// [`Backend::lion`].
 #[derive(Clone, Debug)]
 pub struct Lion {
     settings: OptimizerSettings,
@@ -26,7 +27,7 @@ impl Lion {
     /// The scalars of an update, computed in f64 and rounded once.
     pub fn step(&self, scalars: UpdateScalars) -> LionStep {
         let UpdateScalars { learning_rate, gradient_scale, .. } = scalars;
-        // The settings of a run were checked to have them.
+        // The check of a run's settings ensures that there are betas.
         let [beta1, beta2] = self.settings.betas.unwrap_or_default();
         LionStep {
             learning_rate: learning_rate as f32,

@@ -1,8 +1,8 @@
 //! Muon (Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al., 2025, "Muon is Scalable for LLM
 //! Training"), in the order of PyTorch's `torch.optim.Muon`.
 //!
-//! A hidden layer's matrix moves by its momentum made orthogonal: five products in place of a second moment. All else, tables, vectors
-//! and filters, is AdamW's.
+//! A hidden layer's matrix moves by its orthogonalized momentum: five iterations of matrix products
+//! take the place of a second moment. AdamW updates all other tensors: tables, vectors and filters.
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::backend::{Output, Values, ValuesMut};
@@ -18,7 +18,7 @@ use crate::trainable::Device;
 
 const OTHERS: StateTensors = StateTensors::AllButHiddenMatrices;
 
-/// The momentum of hidden matrices, and AdamW's moments of all else.
+/// The momentum of hidden matrices, and AdamW's moments of all other tensors.
 pub(super) const STATES: [StateSpec; 3] = [
     StateSpec {
         name: "momentum_buffer",
@@ -29,41 +29,43 @@ pub(super) const STATES: [StateSpec; 3] = [
     StateSpec { name: "exp_avg_sq", extent: StateExtent::Element, tensors: OTHERS },
 ];
 
-/// Jordan's coefficients of `X = a X + b (X X^T) X + c (X X^T)^2 X`, which bring singular values from 0 to 1 near 1 in five steps.
+/// Jordan's coefficients of `X = a X + b (X X^T) X + c (X X^T)^2 X`, which bring singular values
+/// from (0, 1] close to 1 in five steps.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
-/// The norm that a matrix is divided by at least.
+/// The least norm that a matrix is divided by.
 const LEAST_NORM: f64 = 1e-7;
 
-/// `[optimizer.muon]`: what no other optimizer has.
+/// `[optimizer.muon]`: settings that no other optimizer has.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MuonSettings {
-    /// How much of the momentum stays: 0.95.
+    /// The decay of the momentum: 0.95.
     pub momentum: f64,
-    /// Which momentum is made orthogonal.
+    /// Which momentum is orthogonalized.
     pub lookahead: Lookahead,
     /// Newton-Schulz iterations: 5.
     pub iterations: u32,
-    /// What the learning rate of a matrix is multiplied by.
+    /// The factor on the learning rate of a matrix.
     pub step_size: MuonStepSize,
 }
 
-/// Which momentum is made orthogonal.
+/// Which momentum is orthogonalized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lookahead {
-    /// That of one gradient more.
+    /// The momentum one gradient ahead (Nesterov).
     #[default]
     Nesterov,
-    /// As it is.
+    /// The momentum itself.
     None,
 }
 
-/// What the learning rate of a matrix of `rows` and `columns` is multiplied by.
+/// The factor on the learning rate of a matrix of `rows` and `columns`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonStepSize {
-    /// `0.2 sqrt(max(rows, columns))`: updates then are as large as AdamW's, so that one rate serves both (Liu et al.).
+    /// `0.2 sqrt(max(rows, columns))`: updates are then as large as AdamW's, so that one rate
+    /// serves both (Liu et al.).
     #[default]
     LikeAdamw,
     /// `sqrt(max(1, rows / columns))` (Jordan et al.).
@@ -117,8 +119,8 @@ impl MuonSettings {
 /// P = P decay_factor - learning_rate 0.2 sqrt(max(r, c)) X
 /// ```
 ///
-/// X, A and what is formed of them have the type of activations, as products read them: bf16 where training is, as published. The norm
-/// is formed in f64.
+/// X, A and the products of them have the activation type, as matrix products read it: bf16 in bf16
+/// training, as published. The norm is computed in f64.
 #[derive(Clone, Debug)]
 pub struct Muon {
     settings: OptimizerSettings,
@@ -181,7 +183,8 @@ impl Muon {
     }
 }
 
-/// `U V^T` of a matrix `U S V^T`, nearly: its singular values brought near 1 by Newton-Schulz iterations.
+/// Approximates `U V^T` for a matrix `U S V^T`: Newton-Schulz iterations bring its singular values
+/// close to 1.
 fn orthogonalized<B: Backend>(
     Device { backend, stream }: &mut Device<'_, B>,
     matrix: &B::Buffer<f32>,
@@ -262,7 +265,7 @@ impl<B: Backend> UpdateRule<B> for Muon {
             }
             _ => {
                 let UpdateViews { tensor, parameters, mut states, gradient } = views;
-                // AdamW's are behind the momentum, which is of no elements here.
+                // AdamW's states come after the momentum, which has no elements for this tensor.
                 let states = states.split_off(1.min(states.len()));
                 let views = UpdateViews { tensor, parameters, states, gradient };
                 self.others.update(device, views, scalars)

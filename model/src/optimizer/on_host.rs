@@ -1,4 +1,4 @@
-//! A rule that is computed on the host, whatever the device.
+//! Runs an update rule on the host, for any device.
 
 use tidemill_kernels::{Backend, Run, Slice, SliceMut};
 
@@ -6,12 +6,12 @@ use super::rule::{HostViews, UpdateViews};
 use crate::error::Result;
 use crate::trainable::Device;
 
-/// Copies what `views` show to the host, has it changed there by `change`, and copies it back: the same numbers on every device, and
-/// on a GPU as slow as copies to the host are. Parameters are their fp32 masters, also where products read them in bf16.
+/// Copies the contents of `views` to the host, lets `change` change them there, and copies them
+/// back. The numbers are the same on every device; on a GPU the copies make it slow. Parameters are
+/// the fp32 masters, also where products read them in bf16.
 ///
-/// # Errors
-/// An error of `change`, which leaves everything as it was; a device that fails, or has no room for one more copy of the parameters
-/// in these views.
+/// An error of `change`, which leaves everything as it was; a device that fails, or lacks the
+/// memory for one more copy of the parameters in these views.
 pub fn on_host<B: Backend>(
     Device { backend, stream }: &mut Device<'_, B>,
     views: UpdateViews<'_, B>,

@@ -1,11 +1,12 @@
-//! An update rule: which states it keeps of the parameters, and what it does with a gradient.
+//! An update rule: the states that it keeps for the parameters, and its update for a gradient.
 //!
-//! Checkpoints, messages between workers and the plan of memory know states by what a [`StateSpec`] says only: a rule of other
-//! states needs nothing of them. [`AdamW`](super::AdamW) is one to begin reading with, [`Adafactor`](super::Adafactor) one of states
-//! of rows and columns.
+//! Checkpoints, messages between workers and the memory plan know states only by their
+//! [`StateSpec`], so a rule with other states needs no change in them. [`AdamW`](super::AdamW) is a
+//! good first example, and [`Adafactor`](super::Adafactor) one with states of rows and columns.
 //!
-//! A rule computes [element by element](UpdateUnit::Element), so that no bit depends on which worker updates which elements, and
-//! how many in one call; or [tensor by tensor](UpdateUnit::Tensor), and then every tensor has one owner.
+//! A rule updates either [element by element](UpdateUnit::Element), so that no bit depends on which
+//! worker updates which elements or on how many there are in one call, or [tensor by
+//! tensor](UpdateUnit::Tensor), in which case every tensor has one owner.
 
 use tidemill_kernels::{Backend, Cpu, MasterMut, Slice, SliceMut};
 
@@ -14,29 +15,30 @@ use crate::error::{ModelError, Result};
 use crate::layout::{Layout, Tensor};
 use crate::trainable::Device;
 
-/// What an optimizer keeps beside the parameters.
+/// A state that an optimizer keeps for the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateSpec {
-    /// What checkpoints call it: the state of the tensor `T` is the tensor `<name>.T` of `optimizer.safetensors`.
+    /// Its name in checkpoints: the state of the tensor `T` is the tensor `<name>.T` of
+    /// `optimizer.safetensors`.
     pub name: &'static str,
-    /// What there is one number of.
+    /// The part of a tensor that each of its numbers belongs to.
     pub extent: StateExtent,
-    /// Which tensors have it.
+    /// The tensors that have it.
     pub tensors: StateTensors,
 }
 
-/// What there is one number of a state of. Tensors of more than two dimensions are [matrices](Tensor::matrix) of as many rows as
-/// their first dimension has.
+/// The part of a tensor that each number of a state belongs to. Tensors of more than two dimensions
+/// count as [matrices](Tensor::matrix) with as many rows as their first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StateExtent {
-    /// Each element of the parameters.
+    /// One number for each element of the parameters.
     Element,
-    /// Each row of a tensor: the state has the shape of the first dimension.
+    /// One for each row of a tensor: the state has the shape of the first dimension.
     Row,
-    /// Each column: the state has the shape of the other dimensions.
+    /// One for each column: the state has the shape of the other dimensions.
     Column,
-    /// Each tensor: the state is one number, of no dimensions.
+    /// One for the whole tensor: the state has no dimensions.
     Tensor,
 }
 
@@ -44,11 +46,11 @@ pub enum StateExtent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StateTensors {
-    /// Every one.
+    /// All tensors.
     All,
-    /// Those of two or more dimensions.
+    /// Tensors of two or more dimensions.
     Matrices,
-    /// Those of one dimension or none.
+    /// Tensors of one dimension or none.
     Vectors,
     /// [Matrices of hidden layers](Tensor::is_hidden_matrix).
     HiddenMatrices,
@@ -57,7 +59,7 @@ pub enum StateTensors {
 }
 
 impl StateTensors {
-    /// Whether `tensor` has it.
+    /// Whether `tensor` has the state.
     pub fn has(self, tensor: &Tensor) -> bool {
         match self {
             Self::All => true,
@@ -69,23 +71,24 @@ impl StateTensors {
     }
 }
 
-/// What one worker updates by itself, at the least.
+/// The smallest unit that one worker updates by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UpdateUnit {
-    /// An element: workers own any elements, and a call of the rule has any run of them.
+    /// An element: workers own any elements, and a call of the rule gets any consecutive ones.
     #[default]
     Element,
-    /// A tensor: each has one owner, and a call of the rule has exactly one of them, without padding.
+    /// A tensor: each has one owner, and a call of the rule gets exactly one of them, without
+    /// padding.
     Tensor,
 }
 
 impl StateSpec {
-    /// The state `name` of each element of every tensor.
+    /// The state `name` with one number for each element of every tensor.
     pub const fn of_elements(name: &'static str) -> Self {
         Self { name, extent: StateExtent::Element, tensors: StateTensors::All }
     }
 
-    /// What the names of its tensors in a checkpoint begin with.
+    /// The beginning of its tensors' names in a checkpoint.
     pub fn prefix(&self) -> String {
         format!("{}.", self.name)
     }
@@ -94,11 +97,12 @@ impl StateSpec {
 /// The most states that a rule may have.
 pub const MOST_STATES: usize = u8::MAX as usize;
 
-/// Checks that files can tell `states` apart, and that a rule of this `unit` can keep them.
+/// Checks that files can tell `states` apart, and that a rule with this `unit` can keep them.
 ///
 /// # Errors
-/// More than 255 states, two of one name, or a name that is empty or has a dot: what follows the first dot is the tensor's. States of
-/// something else than each element of every tensor where a call has any elements.
+/// More than 255 states, two with one name, or a name that is empty or has a dot: the text after
+/// the first dot is the tensor's name. With the unit of an element, a state other than one number
+/// for each element of every tensor.
 pub fn check_states(states: &[StateSpec], unit: UpdateUnit) -> Result<()> {
     let wrong = |expected: &str, found: String| {
         Err(ModelError::config("the states of the update rule", expected, found))
@@ -122,14 +126,15 @@ pub fn check_states(states: &[StateSpec], unit: UpdateUnit) -> Result<()> {
     Ok(())
 }
 
-/// What one call of a rule updates: consecutive elements of the parameters, all of the same [terms](UpdateTerms), or one tensor.
+/// The arguments of one call of a rule: consecutive elements of the parameters with equal
+/// [terms](UpdateTerms), or one tensor.
 pub struct UpdateViews<'a, B: Backend> {
-    /// The tensor that these are, where that is the rule's [unit](UpdateUnit::Tensor).
+    /// The tensor of these elements, if the rule's [unit](UpdateUnit::Tensor) is a tensor.
     pub tensor: Option<&'a Tensor>,
     /// The parameters.
     pub parameters: MasterMut<'a, B>,
-    /// The states of the same elements, in the order of [`UpdateRule::states`]; zeros before the first update. Of a tensor as many
-    /// numbers as it has of each state, which may be none.
+    /// The states of the same elements, in the order of [`UpdateRule::states`]; zeros before the
+    /// first update. For a tensor, all numbers of each state, which may be none.
     pub states: Vec<SliceMut<'a, B, f32>>,
     /// The mean gradient of the same elements, before clipping.
     pub gradient: Slice<'a, B, f32>,
@@ -139,7 +144,7 @@ impl<'a, B: Backend> UpdateViews<'a, B> {
     /// The parameters, the `N` states and the gradient.
     ///
     /// # Errors
-    /// Another number of states.
+    /// A number of states other than `N`.
     #[expect(clippy::type_complexity, reason = "three views side by side")]
     pub fn split<const N: usize>(
         self,
@@ -154,7 +159,7 @@ impl<'a, B: Backend> UpdateViews<'a, B> {
 
 /// [`UpdateViews`] in memory of the host.
 pub struct HostViews<'a> {
-    /// The tensor that these are, where that is the rule's [unit](UpdateUnit::Tensor).
+    /// The tensor of these elements, if the rule's [unit](UpdateUnit::Tensor) is a tensor.
     pub tensor: Option<&'a Tensor>,
     /// The parameters.
     pub parameters: &'a mut [f32],
@@ -165,7 +170,8 @@ pub struct HostViews<'a> {
 }
 
 impl<'a> UpdateViews<'a, Cpu> {
-    /// The elements as they lie in memory: what a rule on the CPU computes with. [`on_host`](super::on_host()) is for any device.
+    /// The elements in host memory, for a rule on the CPU. [`on_host`](super::on_host()) serves any
+    /// device.
     pub fn on_host(self) -> HostViews<'a> {
         HostViews {
             tensor: self.tensor,
@@ -176,49 +182,54 @@ impl<'a> UpdateViews<'a, Cpu> {
     }
 }
 
-/// The numbers of one update, the same on every worker.
+/// The scalars of one update, the same on every worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateScalars {
-    /// Which update it is, from 1.
+    /// The number of the update, from 1.
     pub update: u64,
     /// The learning rate of these elements: the schedule's, times the factor of their group.
     pub learning_rate: f64,
-    /// The learning rate as the schedule has it for this update, which a decay that follows the schedule alone goes by.
+    /// The learning rate of the schedule for this update, for a decay that follows the schedule
+    /// alone.
     pub scheduled_rate: f64,
-    /// What the gradient is multiplied by first: the clipping coefficient.
+    /// The factor on the gradient, applied first: the clipping coefficient.
     pub gradient_scale: f32,
-    /// Which weight decay applies to these elements.
+    /// The weight decay of these elements.
     pub weight_decay: WeightDecay,
 }
 
 impl UpdateScalars {
-    /// Those of `update` for elements of `terms`, where the schedule has `scheduled_rate`.
+    /// The scalars of `update` for elements with `terms`, where the schedule has `scheduled_rate`.
     pub fn new(update: u64, scheduled_rate: f64, gradient_scale: f32, terms: UpdateTerms) -> Self {
         let UpdateTerms { learning_rate_factor, weight_decay } = terms;
-        // A factor of 1 leaves every bit of the rate.
+        // A factor of 1 keeps every bit of the rate.
         let learning_rate = scheduled_rate * learning_rate_factor;
         Self { update, learning_rate, scheduled_rate, gradient_scale, weight_decay }
     }
 }
 
-/// What an optimizer does with a gradient. A user's own implements it for the backends that it knows.
+/// The update of an optimizer. An embedder's own rule implements it for the backends that it
+/// supports.
 ///
 /// # Contract
-/// - Where its unit is an [element](UpdateUnit::Element), a new parameter and its new states are functions of the parameter, its
-///   states and its gradient alone, and of the scalars: not of where the element stands, nor of what else is updated in the same call.
-/// - Where it is a [tensor](UpdateUnit::Tensor), they are functions of those of the tensor, and any sum over it has one order.
+/// - With the unit of an [element](UpdateUnit::Element), a new parameter and its new states are
+///   functions of the parameter, its states and its gradient alone, and of the scalars: not of the
+///   element's place, nor of the other elements in the same call.
+/// - With the unit of a [tensor](UpdateUnit::Tensor), they are functions of those of the tensor,
+///   and any sum over it has a fixed order.
 /// - It is a pure function: the same on every worker, and after a kill too.
 pub trait UpdateRule<B: Backend>: Send + Sync + 'static {
-    /// The states that it keeps of every parameter, the same for the whole of a run and of those that go on from it.
+    /// The states of every parameter, the same for the whole run and for every run that continues
+    /// it.
     fn states(&self) -> &[StateSpec];
 
-    /// What one call has at the least, and one worker owns whole: an element, where nothing else is said.
+    /// The smallest unit that one call gets and one worker owns whole; by default an element.
     fn unit(&self) -> UpdateUnit {
         UpdateUnit::Element
     }
 
-    /// The most bytes of the device's memory that an update of a tensor of `layout` takes beside its arguments: what a run plans with.
-    /// None, where nothing else is said.
+    /// The most bytes of device memory that an update of a tensor of `layout` needs beside its
+    /// arguments, for the memory plan of a run; by default none.
     fn scratch_bytes(&self, _layout: &Layout) -> usize {
         0
     }

@@ -1,19 +1,23 @@
-//! Where the numbers of a state stand: in an arena of their own, which is cut wherever the arena of parameters is.
+//! The arena of a state: the order of its numbers, which can be cut wherever the arena of
+//! parameters is cut.
 //!
-//! Every number has a *home*, the first element of the parameters that it is of: a row's is its first element, a column's its element
-//! in the first row, a tensor's its first. So any range of the parameters, such as a chunk of a message or what a worker owns,
-//! has a range of each state, and ranges that cover the parameters cover the states.
+//! Every number has a *home*, the first of the parameters that it belongs to: the home of a row's
+//! number is the row's first element, that of a column's the column's element in the first row,
+//! that of a tensor's the tensor's first element. So any range of the parameters, such as a chunk
+//! of a message or the range of a worker, has a range of each state, and ranges that cover the
+//! parameters cover the states.
 
 use std::ops::Range;
 
 use super::rule::{StateExtent, StateSpec, StateTensors};
 use crate::layout::{Layout, Tensor};
 
-/// The arena of a state of the parameters of a layout.
+/// The arena of one state of the parameters of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateArena {
     layout: Layout,
-    /// By tensor of the parameters; none where a state has a number of each of their elements, and so stands as they do.
+    /// The homes in each tensor of the parameters; `None` where a state has a number for each
+    /// element, and so the same arena.
     homes: Option<Vec<Homes>>,
 }
 
@@ -22,20 +26,20 @@ pub struct StateArena {
 struct Homes {
     /// Where the tensor begins among the parameters.
     first: usize,
-    /// Elements from one home to the next.
+    /// The number of elements from one home to the next.
     stride: usize,
-    /// Where its numbers begin in the arena of the state, and how many there are.
+    /// The range of its numbers in the arena of the state.
     start: usize,
     count: usize,
 }
 
 impl StateArena {
-    /// That of the parameters themselves.
+    /// The arena of the parameters themselves.
     pub fn of_parameters(layout: &Layout) -> Self {
         Self { layout: layout.clone(), homes: None }
     }
 
-    /// That of the state `spec` of the parameters of `layout`.
+    /// The arena of the state `spec` of the parameters of `layout`.
     pub fn new(layout: &Layout, spec: &StateSpec) -> Self {
         if (spec.extent, spec.tensors) == (StateExtent::Element, StateTensors::All) {
             return Self::of_parameters(layout);
@@ -64,7 +68,8 @@ impl StateArena {
         Self { layout: arena, homes: Some(homes) }
     }
 
-    /// The layout of the arena: segments as those of the parameters, and of each tensor that has such a state one of its name.
+    /// The layout of the arena: the segments of the parameters, each with one tensor of the same
+    /// name for each tensor that has the state.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -74,7 +79,7 @@ impl StateArena {
         self.layout.parameter_elements()
     }
 
-    /// How far the arena has come where the parameters have come to `element`.
+    /// The position in this arena that corresponds to `element` of the parameters.
     fn at(&self, element: usize) -> usize {
         let Some(homes) = &self.homes else { return element };
         let after = homes.partition_point(|homes| homes.first <= element);
@@ -82,12 +87,14 @@ impl StateArena {
         homes.start + (element - homes.first).div_ceil(homes.stride).min(homes.count)
     }
 
-    /// The numbers whose homes are in elements `range` of the parameters, and the padding before them.
+    /// The numbers whose homes are among elements `range` of the parameters, and the padding before
+    /// them.
     pub fn range(&self, range: &Range<usize>) -> Range<usize> {
         self.at(range.start)..self.at(range.end)
     }
 
-    /// The numbers of one tensor of the parameters, without padding; none where it has no such state.
+    /// The numbers of one tensor of the parameters, without padding; empty where the tensor lacks
+    /// the state.
     pub fn of_tensor(&self, index: usize) -> Range<usize> {
         match self.homes.as_ref().map(|homes| homes.get(index)) {
             None => self.layout.tensors().get(index).map(Tensor::range).unwrap_or_default(),
@@ -102,7 +109,8 @@ mod tests {
     use super::*;
     use crate::layout::Decay;
 
-    /// A table with padding rows, a vector, a matrix of three dimensions, and a segment of nothing but a vector.
+    /// A table with padding rows, a vector, a tensor of three dimensions, and a segment with
+    /// nothing but a vector.
     fn layout() -> Layout {
         let mut layout = Layout::new();
         layout.segment("embedding");

@@ -1,20 +1,21 @@
-//! How far an update goes for some elements of the parameters: the factor of their learning rate, and their weight decay.
+//! Terms of an update that differ between tensors: the factor on the learning rate, and the weight
+//! decay.
 
 use crate::layout::Decay;
 
 /// The weight decay of some elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightDecay {
-    /// None: vectors, and Mamba's `A_log`, where no group says otherwise.
+    /// None: for vectors, and Mamba's `A_log`, unless a group says otherwise.
     Exempt,
-    /// That of the update rule.
+    /// The decay of the update rule.
     OfRule,
-    /// That of their group, in place of either.
+    /// The decay of the tensor's group, in place of either.
     OfGroup(f64),
 }
 
 impl WeightDecay {
-    /// The number, where the rule's is `of_rule`.
+    /// The number, given that the rule's decay is `of_rule`.
     pub fn or_of_rule(self, of_rule: f64) -> f64 {
         match self {
             Self::Exempt => 0.0,
@@ -33,22 +34,22 @@ impl From<Decay> for WeightDecay {
     }
 }
 
-/// What the updates of a tensor have of their own.
+/// The terms of a tensor's updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateTerms {
-    /// What the schedule's learning rate is multiplied by.
+    /// The factor on the schedule's learning rate.
     pub learning_rate_factor: f64,
     /// The weight decay.
     pub weight_decay: WeightDecay,
 }
 
 impl UpdateTerms {
-    /// Those of a tensor of no group.
+    /// The terms of a tensor in no group.
     pub fn of(decay: Decay) -> Self {
         Self { learning_rate_factor: 1.0, weight_decay: decay.into() }
     }
 
-    /// Whether there is nothing to update, whatever the rule: neither a learning rate nor a decay.
+    /// Whether updates change nothing under any rule: neither a learning rate nor a decay.
     pub fn is_frozen(&self) -> bool {
         let has_no_decay =
             matches!(self.weight_decay, WeightDecay::Exempt | WeightDecay::OfGroup(0.0));
@@ -68,7 +69,7 @@ mod tests {
         assert!(is_frozen(0.0, WeightDecay::Exempt));
         assert!(is_frozen(0.0, WeightDecay::OfGroup(0.0)));
         assert!(!is_frozen(0.0, WeightDecay::OfGroup(0.1)));
-        // A decay that follows the schedule alone does not stop with the rate.
+        // A decay that follows the schedule alone continues where the learning rate is 0.
         assert!(!is_frozen(0.0, WeightDecay::OfRule));
         assert!(!is_frozen(1e-9, WeightDecay::Exempt));
         assert!(!UpdateTerms::of(Decay::Exempt).is_frozen());

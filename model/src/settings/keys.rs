@@ -1,4 +1,4 @@
-//! Which keys of the `[model]` table a family has, and which it cannot do without.
+//! The keys of the `[model]` table that each family has, and those that it requires.
 
 use super::{ModelKind, ModelSettings};
 use crate::error::{ModelError, Result};
@@ -7,7 +7,7 @@ use crate::error::{ModelError, Result};
 const COMMON: [&str; 3] = ["vocab_size", "d_model", "n_layers"];
 
 impl ModelKind {
-    /// As it is written.
+    /// The key as a user writes it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mamba => "mamba",
@@ -103,7 +103,7 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
 }
 
 impl ModelSettings {
-    /// Every key that says something about numbers, with its value where it has one.
+    /// Every key of a size or a switch, with its value where the table has one.
     fn given(&self) -> [(&'static str, Option<String>); 26] {
         fn shown<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
@@ -139,7 +139,7 @@ impl ModelSettings {
         ]
     }
 
-    /// Refuses the first key that is given but not among `allowed`.
+    /// Refuses the first given key that is not among `allowed`.
     pub(super) fn refuse_keys(&self, allowed: &[&str], expected: &str) -> Result<()> {
         let given = self.given().into_iter().find_map(|(key, value)| {
             value.filter(|_| !allowed.contains(&key)).map(|value| (key, value))
@@ -157,7 +157,7 @@ impl ModelSettings {
             let given = given.iter().any(|(other, value)| *other == key && value.is_some());
             given || (key == "vocab_size" && vocab_size.is_some())
         };
-        // The vocabulary last: most tables leave it to the data.
+        // The vocabulary is checked last, as most tables leave it to the data.
         let keys = COMMON[1..].iter().chain(kind.required()).chain(&COMMON[..1]);
         match keys.into_iter().find(|key| !is_given(key)) {
             Some(key) => {

@@ -1,8 +1,8 @@
-//! What `[model]` tables mean, and what is refused.
+//! The meaning of `[model]` tables, and the tables that are refused.
 
 use super::*;
 
-/// The table that `json` spells; JSON and TOML are the same to serde here.
+/// The table that `json` holds; JSON and TOML are the same to serde here.
 fn settings(json: &str) -> serde_json::Result<ModelSettings> {
     serde_json::from_str(json)
 }

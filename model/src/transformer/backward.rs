@@ -1,7 +1,7 @@
-//! The backward pass of one transformer block: the forward pass from its end to its start.
+//! The backward pass of one transformer block, from its output to its input.
 //!
-//! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
-//! the lane as soon as it is complete.
+//! Gradients of activations are formed for the whole microbatch at once; gradients of parameters
+//! grain by grain, each added to the lane as soon as it is complete.
 
 use tidemill_kernels::backend::{AttentionInputs, Output};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
@@ -35,7 +35,7 @@ pub(crate) fn run<B: Backend>(
     backward.project_in(device, grad)
 }
 
-/// One block on its way back.
+/// The backward pass of one block.
 struct Backward<'a, B: Backend> {
     block: &'a TransformerBlock,
     lane: SliceMut<'a, B, f32>,
@@ -46,7 +46,8 @@ struct Backward<'a, B: Backend> {
 }
 
 impl<B: Backend> Backward<'_, B> {
-    /// From the gradient of the output to that of `up`, which takes the place of the gradient of `activated`.
+    /// From the gradient of the output to that of `up`, which overwrites the gradient of
+    /// `activated`.
     fn project_down(
         &mut self,
         device: &mut Device<'_, B>,

@@ -6,9 +6,10 @@
 //! out         = middle + mlp(norm_2(middle))
 //! ```
 //!
-//! Forward keeps `[q | k | v]` as projected, or without norms as turned by rotary positions, attention's output with the logarithms of its sums,
-//! `middle` and what the MLP's activation function is of. Backward forms again what is cheap: norms, clipping, what rotary positions make of
-//! normed queries and keys, and the function.
+//! Forward keeps `[q | k | v]` (as projected; in a model without norms of queries and keys, after
+//! rotary positions), attention's output with its log-sum-exp, `middle`, and the input of the MLP's
+//! activation function. Backward recomputes cheap values: norms, clipping, rotary positions of
+//! normed queries and keys, and the activation function.
 
 use std::num::NonZeroUsize;
 
@@ -27,18 +28,18 @@ use crate::transformer::query_key_value::{QueryKeyNorms, QueryKeyValueScratch};
 use crate::transformer::rotary::Rotary;
 use crate::transformer::{backward, forward};
 
-/// How a block attends.
+/// The settings of a block's attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// h, heads of queries.
     pub heads: usize,
     /// p, the width of a head.
     pub head_width: usize,
-    /// Rotary positions, where the model has them: no clip stands beside them.
+    /// Rotary positions, where the model has them; such a model has no clip.
     pub rotary: Option<Rotary>,
     /// The factor of `q . k`.
     pub scale: f32,
-    /// How many positions a query sees at most, its own among them; `None`: all before it.
+    /// The most positions that a query attends to, its own among them; `None`: all before it.
     pub window: Option<NonZeroUsize>,
     /// `slopes[h]` of ALiBi.
     pub slopes: Option<Vec<f32>>,
@@ -74,7 +75,7 @@ impl Attention {
         Ok(shape.with_key_value_heads(self.key_value_heads())?)
     }
 
-    /// `slopes[h]` on the device, where there are some.
+    /// `slopes[h]` on the device, where the model has them.
     pub(crate) fn slopes_on<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -87,7 +88,7 @@ impl Attention {
     }
 }
 
-/// One transformer block; the parts fit together where widths are those of the formulas [above](self).
+/// One transformer block; the widths of its parts must match the formulas [above](self).
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransformerBlock {
     /// Before attention.
@@ -96,19 +97,21 @@ pub struct TransformerBlock {
     pub projections: Vec<Linear>,
     /// How it attends.
     pub attention: Attention,
-    /// The norms over queries and keys, where the model has them; alike but for their tensors.
+    /// The norms over queries and over keys, where the model has them; alike except for their
+    /// tensors.
     pub query_key_norms: Option<QueryKeyNorms>,
     /// From attention's `[b t, h p]` to the residual stream.
     pub out_proj: Linear,
     /// Before the MLP.
     pub norm_2: Norm,
-    /// Beside the residual stream, as attention is.
+    /// The second branch beside the residual stream.
     pub mlp: Mlp,
 }
 
-/// What the forward pass of a [`TransformerBlock`] leaves for its backward pass.
+/// The values that the forward pass of a [`TransformerBlock`] keeps for its backward pass.
 pub struct TransformerSaved<B: Backend> {
-    /// `qkv[b t, (h + 2 g) p]` as projected, biases included, and without norms of queries and keys as turned by rotary positions.
+    /// `qkv[b t, (h + 2 g) p]` as projected, biases included; in a model without norms of queries
+    /// and keys, after rotary positions.
     pub(crate) qkv: B::Buffer<B::Activation>,
     /// `attended[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,
@@ -130,19 +133,19 @@ pub struct TransformerScratch<B: Backend> {
     pub(crate) query_key_value: QueryKeyValueScratch<B>,
     /// `activated[b t, f]`
     pub(crate) activated: B::Buffer<B::Activation>,
-    /// Used by backward alone.
+    /// Allocated for training; only backward uses them.
     pub(crate) gradients: TransformerGradients<B>,
 }
 
-/// Gradients on their way through one block.
+/// Gradients within one block.
 pub struct TransformerGradients<B: Backend> {
     /// `[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
-    /// As wide as what the MLP's activation function is of, whose gradient it is.
+    /// The gradient of the activation function's input, and as wide.
     pub(crate) activated: B::Buffer<B::Activation>,
     /// `[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,
-    /// `[b t, 3 h p]`, whose first `(h + 2 g) p` columns become that of the projections.
+    /// `[b t, 3 h p]`; the first `(h + 2 g) p` columns end as the gradient of the projections.
     pub(crate) qkv: B::Buffer<B::Activation>,
     /// `[grains, outputs]` of the widest linear map that has a bias.
     pub(crate) bias: B::Buffer<f32>,
@@ -163,7 +166,7 @@ impl TransformerBlock {
         self.attention.shape(shape.sequences()?)
     }
 
-    /// What the block launches beside `attention`.
+    /// The kernels that the block launches beside `attention`.
     pub(crate) fn kernels_around(&self, attention: KernelGroup) -> Vec<KernelGroup> {
         let mut kernels = vec![self.norm_1.kernels(), attention, self.mlp.kernels()];
         kernels.extend(self.attention.rotary.map(|_| KernelGroup::Rotary));
@@ -175,7 +178,7 @@ impl TransformerBlock {
         kernels
     }
 
-    /// The norm over queries, which is as that over keys, where there are such.
+    /// The norm over queries, if any; the norm over keys is alike.
     fn query_key_norm(&self) -> Option<&Norm> {
         self.query_key_norms.as_ref().map(|norms| &norms.query)
     }
@@ -199,7 +202,8 @@ impl<B: Backend> Block<B> for TransformerBlock {
     type Saved = TransformerSaved<B>;
     type Scratch = TransformerScratch<B>;
 
-    /// Windows and clips may differ in all but whether there is one; slopes lie in what forward leaves.
+    /// Alike blocks may differ in the numbers of windows and clips, but not in whether they have
+    /// one; slopes are among the saved values.
     fn is_alike(&self, other: &Self) -> bool {
         let sizes = |block: &Self| {
             let Attention { heads, head_width, rotary, clip, .. } = block.attention;

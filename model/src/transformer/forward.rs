@@ -1,4 +1,5 @@
-//! The forward pass of one transformer block; the parts that backward and generation repeat are functions of their own.
+//! The forward pass of one transformer block; the steps that backward and generation repeat are
+//! functions of their own.
 
 use std::ops::Range;
 
@@ -90,7 +91,8 @@ pub(crate) fn project<B: Backend>(
 ) -> Result<()> {
     let count = rows.grains.rows();
     let normed = Slice::all(normed).matrix(count, block.width())?;
-    // A product in the stated order gives an element the same bits, whatever else it computes. The library's does not.
+    // The ordered product computes each element in a fixed order, whatever else the call computes,
+    // so one call for all maps gives the same bits. The library's product gives no such guarantee.
     if products == Products::Ordered
         && let Some(all) = side_by_side(&block.projections)
     {
@@ -110,7 +112,8 @@ pub(crate) fn project<B: Backend>(
     Ok(())
 }
 
-/// The weights of several maps without biases, where each begins behind the one before it: one map's, then.
+/// The weights of several maps as one matrix, if they have no biases and each begins where the one
+/// before it ends.
 fn side_by_side(maps: &[Linear]) -> Option<Range<usize>> {
     let [first, .., last] = maps else { return None };
     let are_neighbours = maps.windows(2).all(|pair| pair[0].weight.end == pair[1].weight.start);

@@ -1,8 +1,9 @@
-//! A transformer block token by token: keys and values of everything seen, which every new token attends to.
+//! A transformer block in generation: a cache of the keys and values of all earlier tokens, which
+//! every new token attends to.
 //!
-//! Memory grows with the tokens; room for all that a sequence may have is taken at once, so that the same buffers serve every
-//! token. Rows that pad a piece write into the cache too, past the tokens of their sequence: nothing reads them before they are
-//! written over.
+//! Memory grows with the tokens; the cache is allocated for the longest sequence at once, so that
+//! the same buffers serve every token. Rows that pad a piece write into the cache too, past the
+//! tokens of their sequence: these places are overwritten before they are read.
 
 use tidemill_kernels::backend::{GrowingCache, KernelGroup, KeyValueCache};
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
@@ -16,7 +17,7 @@ use crate::trainable::Device;
 use crate::transformer::query_key_value::{Places, QueryKeyValueScratch, Rows};
 use crate::transformer::{TransformerBlock, forward};
 
-/// What a [`TransformerBlock`] remembers.
+/// The state of a [`TransformerBlock`].
 pub struct TransformerState<B: Backend> {
     /// `keys[b, capacity, g p]`
     keys: B::Buffer<B::Activation>,
@@ -43,7 +44,7 @@ pub struct TransformerRows<B: Backend> {
     activated: B::Buffer<B::Activation>,
 }
 
-/// Positions of a cache: those of the sequence, and those that pad its last piece.
+/// The positions of a cache: those of the sequence, and the padding of its last piece.
 fn capacity(room: Room) -> usize {
     room.positions.saturating_add(room.piece_positions())
 }
@@ -93,7 +94,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         elements.saturating_mul(size_of::<B::Activation>())
     }
 
-    /// What a cache holds past its sequence is never read.
+    /// The contents of a cache past its sequence are never read.
     fn forget(&self, _device: &mut Device<'_, B>, _state: &mut TransformerState<B>) -> Result<()> {
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! GatedSilu:  out = (silu(input gate_proj^T) (input up_proj^T)) down_proj^T        SwiGLU (Shazeer, 2020)
 //! ```
 //!
-//! Forward keeps what the activation function is of; backward forms the function again.
+//! Forward keeps the input of the activation function; backward recomputes the function.
 
 use tidemill_kernels::backend::{Gelu, GeluGradients, KernelGroup, Output};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
@@ -20,7 +20,7 @@ use crate::transformer::query_key_value::Rows;
 pub struct Mlp {
     /// From d to f.
     pub up_proj: Linear,
-    /// What lies between the two.
+    /// The activation function between the two.
     pub activation: Activation,
     /// From f to the residual stream.
     pub down_proj: Linear,
@@ -29,9 +29,9 @@ pub struct Mlp {
 /// The function between the maps of an MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Activation {
-    /// GELU, the bias of the map before it included.
+    /// GELU, applied after adding the bias of the map before it.
     Gelu(Gelu),
-    /// SiLU of a gate, times what goes up.
+    /// SiLU of a gate, times the up projection.
     GatedSilu {
         /// From d to f.
         gate_proj: Linear,
@@ -44,7 +44,7 @@ impl Mlp {
         self.up_proj.outputs
     }
 
-    /// The columns of what forward keeps: f, or those of the gate beside it.
+    /// The columns that forward keeps: f, or 2 f with a gate.
     pub(crate) fn up_width(&self) -> usize {
         match self.activation {
             Activation::Gelu(_) => self.width(),
@@ -68,7 +68,8 @@ impl Mlp {
         [&self.up_proj, &self.down_proj].into_iter().chain(gate)
     }
 
-    /// What the activation function is of: `up[b t, f]` without its bias, or `[gate | up][b t, 2 f]`.
+    /// The input of the activation function: `up[b t, f]` without its bias, or `[gate | up][b t, 2
+    /// f]`.
     pub(crate) fn project<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -92,7 +93,7 @@ impl Mlp {
         }
     }
 
-    /// `activated[b t, f]` of what [`project`](Self::project) left.
+    /// `activated[b t, f]` from the output of [`project`](Self::project).
     pub(crate) fn activate<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -113,8 +114,8 @@ impl Mlp {
         }?)
     }
 
-    /// From the gradient of the output to that of `up`, in `gradient[b t, f]` or `[b t, 2 f]`, and `activated` again; the gradients of
-    /// `down_proj` are added to `lane`.
+    /// From the gradient of the output to that of `up`, in `gradient[b t, f]` or `[b t, 2 f]`;
+    /// recomputes `activated`, and adds the gradients of `down_proj` to `lane`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn backward_down<B: Backend>(
         &self,
@@ -156,8 +157,8 @@ impl Mlp {
         map.backward_parameters(device, lane, sides, bias, rows.grains)
     }
 
-    /// From the gradient that [`backward_down`](Self::backward_down) left to that of the input, `grad_normed[b t, d]`; the gradients of the
-    /// maps that go up are added to `lane`.
+    /// From the gradient that [`backward_down`](Self::backward_down) left to that of the input,
+    /// `grad_normed[b t, d]`; adds the gradients of the up projections to `lane`.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn backward_up<B: Backend>(
         &self,
@@ -174,7 +175,7 @@ impl Mlp {
         let mut out = SliceMut::all(grad_normed).matrix(count, self.up_proj.inputs)?;
         let map = &self.up_proj;
         match &self.activation {
-            // The gradient of its bias was formed with that of `up`.
+            // The gradient of its bias was computed with that of `up`.
             Activation::Gelu(_) => {
                 map.backward_weight(device, lane, [gradient, input], rows.grains)?;
                 map.backward_input(device, out, gradient, rows.parameters, Output::Overwrite)

@@ -1,4 +1,5 @@
-//! What stands between the projections and attention: clipping, norms of queries and of keys, rotary positions.
+//! The steps between the projections and attention: clipping, norms of queries and of keys, rotary
+//! positions.
 //!
 //! ```text
 //! [q | k | v] = clamp([q | k | v], -clip, clip)        where the model clips
@@ -7,8 +8,8 @@
 //! q, k        = turned by their positions              where the model has rotary positions
 //! ```
 //!
-//! All are cheap, so backward forms them again from the projections' product, which is what forward keeps. Without norms, rotary positions
-//! turn queries and keys where they are projected, and stay.
+//! All are cheap, so forward keeps only the projections' product and backward recomputes them. In a
+//! model without norms, rotary positions are applied to the kept product in place.
 
 use std::ops::Range;
 
@@ -22,8 +23,9 @@ use crate::norm::{Norm, NormKind};
 use crate::trainable::Device;
 use crate::transformer::block::{Attention, TransformerBlock};
 
-/// The norms of queries and of keys, both of one kind: layer norms over all heads together, or by the root mean square of each head, whose
-/// weight all heads share (Henry et al., 2020).
+/// The norms of queries and of keys, both of one kind: layer norms over all heads together, or
+/// norms by the root mean square over each head, with one weight for all heads (Henry et al.,
+/// 2020).
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueryKeyNorms {
     /// Over queries.
@@ -33,7 +35,7 @@ pub struct QueryKeyNorms {
 }
 
 impl QueryKeyNorms {
-    /// What they launch.
+    /// The kernels that they launch.
     pub(crate) fn kernels(&self) -> KernelGroup {
         match self.query.kind {
             NormKind::RootMeanSquare => KernelGroup::RmsNormOfActivations,
@@ -49,7 +51,7 @@ impl QueryKeyNorms {
         }
     }
 
-    /// Bytes of what is formed of a row: normed queries and keys, and statistics.
+    /// Bytes of one row's normed queries and keys, and their statistics.
     pub(crate) fn row_bytes(&self, attention: &Attention, activation: usize) -> usize {
         let columns = attention.width() + attention.key_value_width();
         let statistics: usize = self.row_statistics(attention).iter().sum();
@@ -81,27 +83,27 @@ impl QueryKeyNorms {
 /// Queries or keys, and their norm.
 struct Part<'a> {
     norm: &'a Norm,
-    /// In rows of `[q | k | v]`, and of normed queries and keys.
+    /// Their columns in rows of `[q | k | v]`, and in rows of normed queries and keys.
     columns: Range<usize>,
     statistics: Range<usize>,
     shape: NormShape,
 }
 
-/// Memory for what attention reads, where that is not the projections' product itself.
+/// Memory for the inputs of attention, where these are not the projections' product itself.
 pub(crate) struct QueryKeyValueScratch<B: Backend> {
-    /// `[b t, 3 h p]`, of a model that clips.
+    /// `[b t, 3 h p]`, in a model that clips.
     clipped: Option<B::Buffer<B::Activation>>,
-    /// Of a model that norms.
+    /// In a model that norms.
     norms: Option<NormsScratch<B>>,
     /// `table[positions, p]` of rotary positions.
     table: Option<B::Buffer<f32>>,
 }
 
-/// Where rows stand, for rotary positions.
+/// The positions of rows, for rotary positions.
 pub(crate) struct Places<'a, B: Backend> {
     /// `starts[b t]`: the position in its sample of the first token of the row's document.
     pub starts: Option<Slice<'a, B, u32>>,
-    /// `past[b]`: positions of each sequence before its rows.
+    /// `past[b]`: the number of positions of each sequence before its rows.
     pub past: Option<Slice<'a, B, u32>>,
 }
 
@@ -122,7 +124,8 @@ impl<B: Backend> Copy for Places<'_, B> {}
 struct NormsScratch<B: Backend> {
     /// `[b t, (h + g) p]`: queries, then keys.
     normed: B::Buffer<B::Activation>,
-    /// Those of queries, then those of keys: `[2, b t]` each of layer norms, else `[b t, h]` and `[b t, g]`.
+    /// The statistics of queries, then those of keys: `[2, b t]` each for layer norms, else `[b t,
+    /// h]` and `[b t, g]`.
     statistics: B::Buffer<f32>,
     /// `[grains, d]`, d being the norms' width.
     weight_gradients: B::Buffer<f32>,
@@ -130,7 +133,7 @@ struct NormsScratch<B: Backend> {
     bias_gradients: B::Buffer<f32>,
 }
 
-/// The rows at hand, and the parameters of their block.
+/// The rows, and the parameters of their block.
 pub(crate) struct Rows<'a, B: Backend> {
     pub parameters: Lease<'a, B>,
     pub grains: GrainRows,
@@ -182,8 +185,8 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(Self { clipped, norms, table })
     }
 
-    /// Turns queries and keys of `qkv[b t, (h + 2 g) p]` by the angles of their positions, where the model does and has no norms, whose
-    /// results [`prepare`](Self::prepare) turns.
+    /// Applies rotary positions to queries and keys of `qkv[b t, (h + 2 g) p]` in place, in a model
+    /// that has them and no norms; after norms, [`prepare`](Self::prepare) applies them.
     pub(crate) fn turn(
         &self,
         block: &TransformerBlock,
@@ -201,7 +204,8 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(device.backend.rotary_forward(device.stream, qk, inputs, shape)?)
     }
 
-    /// Leaves in the first `(h + 2 g) p` columns of `dqkv[b t, 3 h p]` the gradient of what [`turn`](Self::turn) was given.
+    /// Turns the first `(h + 2 g) p` columns of `dqkv[b t, 3 h p]` into the gradient of the input
+    /// of [`turn`](Self::turn).
     pub(crate) fn turn_back(
         &self,
         block: &TransformerBlock,
@@ -217,7 +221,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok(device.backend.rotary_backward(device.stream, dqkv, inputs, shape)?)
     }
 
-    /// Forms what attention reads of the projections' product `qkv[b t, (h + 2 g) p]`.
+    /// Computes the inputs of attention from the projections' product `qkv[b t, (h + 2 g) p]`.
     pub(crate) fn prepare(
         &mut self,
         block: &TransformerBlock,
@@ -289,8 +293,9 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         Ok([qk.columns(0, width)?, qk.columns(width, shared)?, v])
     }
 
-    /// Turns `dqkv[b t, 3 h p]`, the gradient of what attention read, into that of the projections' product `qkv`, and adds
-    /// the gradients of the norms to `lane`. [`prepare`](Self::prepare) has run for the same `qkv`.
+    /// Turns `dqkv[b t, 3 h p]`, the gradient of attention's inputs, into that of the projections'
+    /// product `qkv`, and adds the gradients of the norms to `lane`. [`prepare`](Self::prepare) has
+    /// run for the same `qkv`.
     pub(crate) fn backward(
         &mut self,
         block: &TransformerBlock,

@@ -1,12 +1,14 @@
-//! Rotary positions (RoFormer, Su et al., 2021): which angles the pairs of a head are turned by.
+//! Rotary positions (RoFormer, Su et al., 2021): the angles by which the pairs of a head are
+//! turned.
 //!
 //! ```text
 //! angle_i(position) = position theta^(-2 i / p),   i < p / 2
 //! ```
 //!
-//! The halves of a head are the parts of its pairs, as in transformers. Cosines and sines are formed in f64 on the host and rounded once, so
-//! that every device turns by the same numbers. A document's first token stands at position 0, wherever it lies in its sample; a sequence
-//! that is written on counts from its own first token.
+//! The first half of a head holds the first parts of its pairs, the second half the second parts,
+//! as in transformers. Cosines and sines are computed in f64 on the host and rounded once, so that
+//! every device turns by the same numbers. A document's first token has position 0, wherever it
+//! lies in its sample; a sequence in generation counts from its own first token.
 
 use std::f64::consts::TAU;
 
@@ -19,17 +21,17 @@ use crate::trainable::Device;
 /// Rotary positions of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rotary {
-    /// g, heads of keys and values: each is shared by `h / g` heads of queries (grouped-query attention, Ainslie et al., 2023). The gradients
-    /// of shared ones are added where they are turned back.
+    /// g, heads of keys and values: `h / g` heads of queries share each (grouped-query attention,
+    /// Ainslie et al., 2023). The backward rotation adds the gradients of shared heads.
     pub key_value_heads: usize,
     /// The base of the angles' geometric sequence.
     pub theta: f64,
-    /// What the angles of a longer context are changed by.
+    /// How the angles are changed for a longer context.
     pub scaling: Option<RopeScaling>,
 }
 
-/// How Llama 3.1 stretches the slow angles to contexts longer than those that it began with. With `w = 2 pi / frequency`, the positions of a
-/// whole turn, and L the original positions:
+/// How Llama 3.1 stretches the slow angles to contexts longer than the original one. With `w = 2 pi
+/// / frequency`, the positions of a full turn, and L the original positions:
 ///
 /// ```text
 /// frequency            where w < L / high_freq_factor
@@ -41,18 +43,18 @@ pub struct Rotary {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
-    /// How many times as long the context is.
+    /// The factor by which the context is longer.
     pub factor: f64,
-    /// Turns within the original context up to which an angle is slow.
+    /// The most turns within the original context of a slow angle.
     pub low_freq_factor: f64,
-    /// Turns within the original context from which an angle is fast.
+    /// The least turns within the original context of a fast angle.
     pub high_freq_factor: f64,
     /// L
     pub original_max_position_embeddings: usize,
 }
 
 impl RopeScaling {
-    /// Refuses numbers that no angles follow from.
+    /// Refuses numbers that define no angles.
     ///
     /// # Errors
     /// [`ModelError::Config`] naming the key.
@@ -90,7 +92,8 @@ impl RopeScaling {
 }
 
 impl Rotary {
-    /// `table[positions, p]`: of each position the cosines of its `p / 2` angles, then their sines.
+    /// `table[positions, p]`: for each position the cosines of its `p / 2` angles, then their
+    /// sines.
     pub fn table(&self, positions: usize, head_width: usize) -> Vec<f32> {
         let half = head_width / 2;
         let frequency = |i: usize| {
@@ -136,7 +139,8 @@ mod tests {
         assert_eq!(table[8..], expected.map(|x| x as f32));
     }
 
-    /// What transformers 4.57 gives of Llama 3.1's numbers, for a fast angle, one between and a slow one.
+    /// The values of transformers 4.57 for Llama 3.1's numbers: a fast angle, one between, and a
+    /// slow one.
     #[test]
     fn slow_angles_are_stretched() {
         let scaling = RopeScaling {
@@ -149,7 +153,8 @@ mod tests {
         for (frequency, expected) in [
             (1.0, 1.0),
             (TAU / 1024.0, TAU / 1024.0),
-            // A turn in 4,096 positions: two in the original context, a third of the way from 1 to 4.
+            // One turn in 4,096 positions: two in the original context, a third of the way from 1
+            // to 4.
             (TAU / 4096.0, TAU / 4096.0 * (2.0 / 3.0 / 8.0 + 1.0 / 3.0)),
             (TAU / 10_000.0, TAU / 80_000.0),
         ] {

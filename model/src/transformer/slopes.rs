@@ -1,7 +1,9 @@
-//! ALiBi: scores that fall with distance, in place of embedded positions (Press et al., 2022).
+//! ALiBi: attention scores that fall with distance, instead of embedded positions (Press et al.,
+//! 2022).
 
-/// The slope of each of `heads` heads: `2^(-most i / n)` for i from 1 to n, the next power of two. Where `heads` is none
-/// itself, every other one comes first, as in LLM Foundry and transformers.
+/// The slope of each of `heads` heads: `2^(-most i / n)` for i from 1 to n, where n is `heads`
+/// rounded up to a power of two. If `heads` is not a power of two, every other slope comes first,
+/// as in LLM Foundry and transformers.
 pub fn alibi_slopes(heads: usize, most: f64) -> Vec<f32> {
     let n = heads.next_power_of_two();
     let slope = |i: usize| libm::exp2(-most * i as f64 / n as f64) as f32;
@@ -15,7 +17,7 @@ pub fn alibi_slopes(heads: usize, most: f64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// `build_mpt_alibi_tensor` of transformers 4.57.1 gives these.
+    /// The values of `build_mpt_alibi_tensor` in transformers 4.57.1.
     #[test]
     fn slopes_are_those_of_transformers() {
         assert_eq!(alibi_slopes(4, 8.0), [0.25, 0.0625, 0.015_625, 0.003_906_25]);

@@ -5,23 +5,23 @@ use tidemill_model::{Device, LanguageModel, Parameters};
 
 /// One way to run a model.
 pub struct Arm<B> {
-    /// What reports call it.
+    /// Its name in reports.
     pub name: String,
     pub backend: B,
     pub sizes: Sizes,
 }
 
-/// How much work an arm may be given.
+/// How much work an arm gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// All there is.
+    /// All of it.
     Full,
-    /// A part of it: for an emulator that takes microseconds a thread.
+    /// A part: for an emulator that takes microseconds a thread.
     Small,
 }
 
 impl Sizes {
-    /// What this arm is given of two.
+    /// The one of two lists that this arm gets.
     pub fn choose<T>(self, full: T, small: T) -> T {
         match self {
             Self::Full => full,
@@ -39,7 +39,8 @@ impl<B: Backend> Arm<B> {
         Self { name: name.into(), backend, sizes }
     }
 
-    /// What this arm is allowed of two: in fp32, and in bf16, each rounding of which is 2^16 times as large.
+    /// The tolerance of this arm: in fp32, or in bf16, in which each rounding is 2^16 times as
+    /// large.
     pub fn by_precision<T>(&self, fp32: T, bf16: T) -> T {
         if B::Activation::NAME == f32::NAME { fp32 } else { bf16 }
     }

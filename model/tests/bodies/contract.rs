@@ -1,4 +1,5 @@
-//! What a Mamba model promises its callers: losses, errors, the order of blocks, and that it learns.
+//! The contract of a Mamba model with its callers: losses, errors, the order of blocks, and
+//! learning.
 
 use tidemill_kernels::Backend;
 use tidemill_model::{
@@ -30,7 +31,8 @@ pub fn forward_alone_gives_the_same_losses<B: Backend>(arm: &Arm<B>) {
     assert_eq!(sum.to_bits(), loss(arm, &model, &arena, &tokens, walk).to_bits());
 }
 
-/// Runs one microbatch that is wrong, or whose sink is closed after a block; also which blocks were finished.
+/// Runs one microbatch that is wrong, or whose sink is closed after a block; returns the blocks
+/// that were finished too.
 fn refusal<B: Backend>(
     arm: &Arm<B>,
     tokens: &[u32],
@@ -60,7 +62,7 @@ pub fn wrong_microbatches_are_named<B: Backend>(arm: &Arm<B>) {
         refused(&[0, 1, 2, 3, 4, 5, 6, 7, 13, 9], 4),
         "sample 1 of the microbatch, position 3: token 13 is outside the vocabulary of 13"
     );
-    // The last column is a target alone.
+    // The last column is only a target.
     assert!(refused(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 99], 4).contains("position 4: token 99"));
     assert_eq!(refused(&[0; 9], 4), "tokens of a sample: expected positions + 1 = 5, found 4");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Documents of a sample that see nothing of each other.
+//! Independent documents in a sample.
 
 use tidemill_kernels::Backend;
 use tidemill_model::{
@@ -11,15 +11,15 @@ use super::lane::{Lane, bits, moved_parameters, noise, odd_config, rows};
 
 /// The token that ends a document.
 const END: u32 = 0;
-/// A sample's documents draw their tokens in turns from these.
+/// The documents of a sample draw their tokens from these in turn.
 const VOCABULARIES: [[u32; 6]; 2] = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]];
 /// Samples, and positions of each.
 const SAMPLES: usize = 3;
 const POSITIONS: usize = 37;
-/// Where the documents of each sample end; the last is cut short by the sample's end.
+/// The ends of the documents of each sample; the last is cut by the sample's end.
 const ENDS: [&[usize]; SAMPLES] = [&[0, 9, 10, 23], &[15, 16, 31, 32, 35], &[1]];
 
-/// `tokens[samples, positions + 1]`; `seeds` are those of the two kinds of documents.
+/// `tokens[samples, positions + 1]`; `seeds` are for the two kinds of documents.
 fn tokens(seeds: [u64; 2]) -> Vec<u32> {
     let draws = seeds.map(|seed| noise(seed, SAMPLES * (POSITIONS + 1)));
     let mut tokens = Vec::new();
@@ -71,7 +71,7 @@ fn rows_of(kind: usize, tokens: &[u32], values: &[f32]) -> Vec<u32> {
     bits(&own.map(|(_, &value)| value).collect::<Vec<_>>())
 }
 
-/// The gradients of `tokens` in the embedding table, without those that the table has as the head's.
+/// The gradients of `tokens` in the embedding table, without those of its use as the head.
 fn embedding_gradients<B: Backend>(
     model: &LanguageModel<B>,
     gradients: &[f32],
@@ -82,8 +82,8 @@ fn embedding_gradients<B: Backend>(
     tokens.iter().flat_map(row).collect()
 }
 
-/// What holds of every model of 13 tokens: where documents are kept apart, other
-/// tokens in some change no bit of the others' losses, nor of the gradients that their tokens have.
+/// A property of every model of 13 tokens: where documents are independent, other tokens in some
+/// documents change no bit of the others' losses, nor of the gradients of their tokens.
 pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     assert_eq!(model.vocab_size(), 13);
     let original = tokens([1, 2]);
@@ -105,7 +105,7 @@ pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
             bits(&embedding_gradients(model, &results.gradients, &VOCABULARIES[kept]))
         };
         assert_eq!(own(&found), own(&other), "{what}: gradients");
-        // Where a sample is one text, all of this is otherwise.
+        // If a sample is one text, none of this holds.
         let [one, another] = [&original, &changed].map(|tokens| run(arm, model, tokens, None));
         assert_ne!(rows(kept, &one), rows(kept, &another));
         assert_ne!(own(&one), own(&another));

@@ -102,12 +102,12 @@ pub fn tied_and_untied<B: Backend>() -> Vec<(String, LanguageModel<B>)> {
     both
 }
 
-/// Blocks that run forward again before backward leave the same bits, where samples are one text and where they are several.
+/// Recomputing blocks give the same bits, for samples of one text and of several.
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
     let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
     for (name, mut config) in models() {
-        // At least two blocks of each kind: one alone keeps its own.
+        // At least two blocks of each kind, as a single one keeps its values.
         match &mut config {
             ModelConfig::Mpt(config) => config.n_layers = 2,
             ModelConfig::Llama(config) => config.n_layers = 2,

@@ -1,5 +1,5 @@
-//! What a model remembers is enough: what it says of a text is what the forward pass says, however the text is fed and
-//! whatever else is in the batch.
+//! The state in generation is sufficient: the results for a text are those of the forward pass, for
+//! any cut of the text and any other texts in the batch.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::{DrawSettings, NO_TOKEN};
@@ -14,7 +14,7 @@ use super::arm::Arm;
 use super::families::models_beside_mamba;
 use super::lane::bits;
 
-/// Positions of a piece: as many as there can be, or fewer, where a test cuts them itself.
+/// Positions of a piece: the most possible, or fewer for a test that cuts pieces itself.
 pub(super) fn piece<B>(arm: &Arm<B>) -> usize {
     arm.sizes.choose(PIECE_POSITIONS, 256)
 }
@@ -24,12 +24,12 @@ pub(super) fn positions<B>(arm: &Arm<B>) -> usize {
     piece(arm) + 7
 }
 
-/// Small models of odd sizes, with `count` positions where they learn some; their initial weights, made larger so that the
-/// state matters.
+/// Small models of odd sizes, with `count` positions if they learn them; their initial weights are
+/// enlarged so that the state matters.
 fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
-    // One tap has no past to remember, and there is no bias.
+    // A convolution of one tap has no state; there is no bias.
     let one_tap = MambaConfig { d_conv: 1, conv_bias: false, ..MambaConfig::new(33, 17, 1) };
     let build = |config: ModelConfig| {
         let model = LanguageModel::new(&config).expect("sizes");
@@ -98,7 +98,7 @@ pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
             let logits = one.logits(device).expect("logits");
             assert_eq!(bits(logits), bits(&whole), "{piece} tokens at a time");
         }
-        // The second of three sequences, the others different.
+        // The second of three different sequences.
         let other: Vec<u32> = tokens.iter().map(|token| (token + 1) % vocab_size as u32).collect();
         let mut three = Sequences::new(device, model, parameters, 3, ROOM).expect("fits");
         three.begin(device, 3).expect("begins");
@@ -153,7 +153,7 @@ pub fn batches_change_no_bit<B: Backend>(arm: &Arm<B>) {
             agree(&mut many, device, &left, 0);
             for (step, token) in text(5, vocab_size).chunks(1).enumerate() {
                 if step == 3 {
-                    // Some go, and the rest move together.
+                    // Some sequences are dropped, and the others move together.
                     let kept: Vec<usize> = (0..count).filter(|place| place % 2 == 1).collect();
                     many.keep(device, &kept).expect("keeps");
                     left = kept;
@@ -198,7 +198,7 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
         assert_eq!(write(5, &[0, 1, 2, 3, 4], None), alone);
         assert_eq!(write(5, &[4, 2], None), [alone[4].clone(), alone[2].clone()]);
         assert!(write(5, &[], None).is_empty());
-        // Each ends by itself, and the others move together.
+        // Each ends separately, and the others move together.
         for (stop, at_once) in [(alone[1][1], &[5, 1][..]), (alone[2][4], &[5, 3])] {
             let until = |tokens: &Vec<u32>| {
                 let end =
@@ -206,7 +206,7 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
                 tokens[..=end].to_vec()
             };
             let expected: Vec<_> = alone.iter().map(until).collect();
-            // With less room others take the places of those that end.
+            // With less room, others take the places of those that have ended.
             for &at_once in at_once {
                 assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
             }
@@ -214,7 +214,8 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// Asserts that three prompts, written together and two at a time, have the tokens that the host draws from the logits of each alone.
+/// Asserts that three prompts, written together and two at a time, get the tokens that the host
+/// draws from the logits of each alone.
 #[track_caller]
 fn assert_drawn_as_by_host<B: Backend>(
     device: &mut Device<'_, B>,
@@ -253,7 +254,8 @@ fn assert_drawn_as_by_host<B: Backend>(
     }
 }
 
-/// Tokens that a device draws are those that the host draws, whatever is asked for and whatever is beside them.
+/// Devices draw the tokens that the host draws, for all settings and any other prompts in the
+/// batch.
 pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
     let plain = SamplingSettings { seed: 11, ..Default::default() };
     let every_sampling = [
@@ -272,7 +274,8 @@ pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// Equal logits, of which top-p keeps just as many as reach its sum: GPUs leave such draws to the host, which draws by the same numbers.
+/// Equal logits, of which top-p keeps exactly as many as reach its sum: GPUs leave such draws to
+/// the host, which uses the same numbers.
 pub fn draws_in_doubt_are_the_hosts<B: Backend>(arm: &Arm<B>) {
     let (model, arena) = models(arm, ROOM).remove(0);
     arm.with_parameters(&model, &vec![0.0; arena.len()], |device, parameters| {
@@ -319,7 +322,8 @@ pub fn writing_stops_and_repeats<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// A sequence ends where learned positions do, and others of its batch go on; without such positions none ends.
+/// A sequence ends where learned positions do, and others of its batch continue; without such
+/// positions none ends.
 pub fn answers_end_with_the_positions<B: Backend>(arm: &Arm<B>) {
     const COUNT: usize = 12;
     for_each_model_of(arm, COUNT, |device, model, parameters| {

@@ -1,4 +1,5 @@
-//! Gradients of Mamba and of the families with attention agree with differences of its loss, and with those of another device, tensor by tensor.
+//! Gradients of Mamba and of models with attention agree with differences of the loss, and with
+//! those of another device, tensor by tensor.
 
 use std::num::NonZeroUsize;
 
@@ -19,10 +20,11 @@ fn walk<B>(arm: &Arm<B>) -> Walk {
 /// small gradient: a quotient is good to a few 1e-4 of the gradient's norm. The largest error seen is 2.4e-4.
 const TOLERANCE: f64 = 1e-3;
 
-/// In bf16, logits and weights are rounded to 8 bits, which moves the sum of losses by some 0.01, and it takes a step that
-/// moves it by 1 to see more than that: not all tensors have one. So there is one direction, that of the whole gradient. Weights that
-/// move by less than their rounding move in leaps, or not at all: the largest error of a quotient seen is 0.13, on an H200, of a gradient whose norm
-/// was off by 0.003.
+/// In bf16, logits and weights are rounded to 8 bits, which moves the sum of losses by some 0.01;
+/// only a step that moves the sum by 1 shows more than that, and not all tensors have one. So there
+/// is one direction, that of the whole gradient. Weights that move by less than their rounding move
+/// in jumps, or not at all: the largest error of a quotient seen is 0.13, on an H200, of a gradient
+/// whose norm was off by 0.003.
 const BF16_TOLERANCE: f64 = 0.2;
 
 /// The derivative of the loss along `direction`, an arena, from the differences at two steps (Richardson).
@@ -157,8 +159,8 @@ pub fn attention_agrees<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// How far the gradients of two devices may be apart: of each tensor's norm. The CPU computes in fp32, with weights that
-/// bf16 holds. Seen are 1e-6 and 2e-2.
+/// The allowed difference between the gradients of two devices, relative to each tensor's norm. The
+/// CPU computes in fp32, with weights that bf16 can represent. Seen are 1e-6 and 2e-2.
 const APART: [f64; 2] = [2e-5, 4e-2];
 
 pub fn agree_with_the_cpu<B: Backend>(arm: &Arm<B>) {
@@ -208,7 +210,7 @@ fn compare_with_the_cpu<B: Backend>(
     {
         let difference: Vec<f64> = found.iter().zip(&expected).map(|(x, y)| x - y).collect();
         if tensor.name.ends_with("k_ln.bias") {
-            // Zero but for rounding.
+            // Zero except for rounding.
             continue;
         }
         let error = norm(&difference) / norm(&expected);

@@ -1,4 +1,4 @@
-//! How the samples of a lane are walked through changes no bit of losses or gradients.
+//! The division of a lane into microbatches changes no bit of losses or gradients.
 
 use tidemill_kernels::{Backend, IGNORED_TARGET};
 use tidemill_model::{GrainLoss, LanguageModel, MambaConfig, ModelConfig};
@@ -43,7 +43,7 @@ pub fn microbatches_change_no_bit<B: Backend>(arm: &Arm<B>) {
             same_for_any_microbatch(arm, &config.clone().into(), lane, &[2, 3, samples]);
         }
     }
-    // Rows that wide loads and fast products want.
+    // The numbers of rows that wide loads and fast products need.
     let even = MambaConfig { d_state: 16, ..MambaConfig::new(64, 32, 2) };
     let lane = Walk { samples: 5, positions: 24, samples_per_grain: 2, grains_per_microbatch: 1 };
     same_for_any_microbatch(arm, &even.into(), lane, &[2, 3]);
@@ -67,7 +67,7 @@ pub fn microbatches_of_attention_change_no_bit<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// Not a promise: a grain is numerics. But if this ever held, the tests above could not fail.
+/// No promise: a grain is numerics. But if these bits were equal, the tests above could not fail.
 pub fn another_size_is_another_sum<B: Backend>(arm: &Arm<B>) {
     let config = odd_config();
     let model = LanguageModel::new(&config).expect("an odd model");
@@ -114,8 +114,8 @@ fn ignored_targets_of<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     assert!(gradients.iter().all(|&x| x == 0.0));
 }
 
-/// Sums over more rows, the others zero. A chain of additions has the same bits; a matrix library may cut longer sums
-/// otherwise.
+/// Sums over more rows, with zeros in the others. A chain of additions gives the same bits; a
+/// matrix library may cut longer sums differently.
 fn assert_same_gradients<B: Backend>(arm: &Arm<B>, gradients: &[f32], padded: &[f32]) {
     if !["cuda", "rocm"].contains(&arm.backend.device_kind().backend.as_str()) {
         assert_eq!(bits(gradients), bits(padded));

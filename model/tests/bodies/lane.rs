@@ -1,4 +1,4 @@
-//! What the bodies share: a lane of gradients, and small models with odd sizes.
+//! Common parts of the bodies: a lane of gradients, and small models with odd sizes.
 
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
@@ -51,7 +51,7 @@ pub fn moved_parameters<B: Backend>(model: &LanguageModel<B>, amount: f32) -> Ve
     arena
 }
 
-/// One lane's accumulators, and the order in which blocks were finished.
+/// The accumulators of one lane, and the order in which blocks were finished.
 pub struct Lane<B: Backend> {
     accumulators: Vec<B::Buffer<f32>>,
     pub finished: Vec<usize>,
@@ -102,7 +102,7 @@ impl<B: Backend> GradientSink<B> for Lane<B> {
     }
 }
 
-/// How the samples of a lane are walked through.
+/// How the samples of a lane are divided.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     pub samples: usize,
@@ -122,7 +122,7 @@ pub fn run_lane<B: Backend>(
     run_lane_of_documents(arm, model, arena, tokens, walk, None)
 }
 
-/// [`run_lane`], where `document_end` ends documents that see nothing of each other.
+/// [`run_lane`], with independent documents that end with `document_end`.
 pub fn run_lane_of_documents<B: Backend>(
     arm: &Arm<B>,
     model: &LanguageModel<B>,
@@ -160,7 +160,7 @@ pub fn run_lane_from<B: Backend>(
     (losses, lane.gradients(device))
 }
 
-/// The sum of losses of a forward pass alone.
+/// The sum of losses of a separate forward pass.
 pub fn loss<B: Backend>(
     arm: &Arm<B>,
     model: &LanguageModel<B>,
@@ -175,7 +175,7 @@ pub fn loss<B: Backend>(
     })
 }
 
-/// The losses of a forward pass alone, its parameters from `source`.
+/// The losses of a separate forward pass, with parameters from `source`.
 pub fn forward_from<B: Backend>(
     device: &mut Device<'_, B>,
     model: &LanguageModel<B>,
@@ -191,7 +191,8 @@ pub fn forward_from<B: Backend>(
     model.forward(device, &mut workspace, source, microbatch).expect("forward")
 }
 
-/// The loss of samples that are run one by one, each added to what those before left, its parameters from `source`.
+/// The loss of samples that are run one by one, each added to the sum so far, with parameters from
+/// `source`.
 pub fn forward_onto_from<B: Backend>(
     device: &mut Device<'_, B>,
     model: &LanguageModel<B>,
@@ -209,7 +210,7 @@ pub fn forward_onto_from<B: Backend>(
     })
 }
 
-/// Bits, for comparisons that know no tolerance.
+/// The bits of numbers, for comparisons without tolerance.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }

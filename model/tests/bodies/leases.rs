@@ -1,4 +1,4 @@
-//! Models read of each block what their layout says, while they are in it, and nothing else.
+//! A model reads, from the block that it is in, exactly the tensors that its layout declares.
 
 use tidemill_kernels::Backend;
 use tidemill_model::{Device, Direction, LanguageModel, ParameterSource, Recompute};
@@ -14,7 +14,7 @@ use super::strict_source::{StrictSource, Withheld};
 pub const WALK: Walk =
     Walk { samples: 2, positions: 5, samples_per_grain: 1, grains_per_microbatch: 1 };
 
-/// What a model computes from a source in all its passes, bit by bit.
+/// The results of a model with a source in all its passes, bit by bit.
 #[derive(PartialEq)]
 pub struct Passes {
     /// Of `forward`, of `forward_onto` and of `forward_backward`.
@@ -45,7 +45,8 @@ pub fn every_pass<B: Backend>(
     Passes { losses, gradients: bits(&gradients) }
 }
 
-/// [`every_pass`] from a source that holds what the layout says but for what is `withheld`, and the blocks entered.
+/// [`every_pass`] from a source that holds what the layout declares except `withheld`; and the
+/// blocks entered.
 pub fn strict_passes<B: Backend>(
     arm: &Arm<B>,
     model: &LanguageModel<B>,
@@ -66,7 +67,7 @@ pub fn a_strict_source_changes_no_bit<B: Backend>(arm: &Arm<B>) {
             every_pass(device, &model, &mut parameters.source(model.layout()))
         });
         assert!(whole.are_finite(), "{}: {name}", arm.name);
-        // A block that runs forward again reads all that one reads which kept its activations.
+        // A recomputing block reads everything that a block with saved values reads.
         let both = vec![Recompute::None, Recompute::Block];
         for recompute in arm.sizes.choose(both, vec![Recompute::Block]) {
             model = model.with_recompute(recompute);

@@ -19,7 +19,7 @@ pub mod strict_source;
 pub mod training;
 pub mod transformers;
 
-/// Hands every body, with the name of its test, to a macro.
+/// Calls a macro with every body and the name of its test.
 macro_rules! every_body {
     ($tests:ident) => {
         $tests! {

@@ -1,4 +1,4 @@
-//! What is read of parameters, by blocks and by others, is what their masters say.
+//! The values that blocks and others read equal the masters.
 
 use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::reference::master::split;
@@ -38,7 +38,7 @@ fn arena(elements: usize, seed: u32) -> Vec<f32> {
     (0..elements).map(|index| f32::from_bits(bits(index))).collect()
 }
 
-/// What products read of `value`.
+/// The value that products read for `value`.
 fn rounded<B: Backend>(value: f32) -> f32 {
     match B::Activation::REMAINDERS {
         0 => value,
@@ -62,7 +62,7 @@ fn replace<B: Backend>(
     parameters.update(device, place, change).unwrap();
 }
 
-/// Compares all that is read with `arena`.
+/// Compares all values that can be read with `arena`.
 fn check<B: Backend>(
     device: &mut Device<'_, B>,
     layout: &Layout,
@@ -132,7 +132,7 @@ pub fn hold_what_they_were_given<B: Backend>(arm: &Arm<B>) {
     );
     assert!(Parameters::with_masters(device, &layout, whole, &arena[1..], &owned).is_err());
 
-    // Some of them: what is owned, and parts that another owns.
+    // A part of the parameters: owned ones, and ones that another worker owns.
     let of_others = [0..10, 100..120];
     let parts = owned.iter().map(|place| place.range.clone()).chain(of_others.clone());
     let some = Held::parts::<B>(&layout, parts);

@@ -33,7 +33,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// Tokens that are given have no loss, and those behind them the loss that they have where all count.
+/// Given tokens have no loss, and the tokens after them have the loss that they have if all count.
 pub fn given_tokens_are_read_and_not_counted<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
         let tokens = text(positions(arm) + 1, model.vocab_size());
@@ -70,7 +70,7 @@ pub fn a_score_depends_on_nothing_else<B: Backend>(arm: &Arm<B>) {
         scorer.log_probabilities(device, &other[..50]).expect("scores");
         let again = scorer.log_probabilities(device, &tokens).expect("scores");
         assert_eq!(bits(&first), bits(&again));
-        // Nor on what follows.
+        // Nor on later tokens.
         for length in [2, 3, piece(arm) + 1, piece(arm) + 2] {
             let short = scorer.log_probabilities(device, &tokens[..length]).expect("scores");
             assert_eq!(bits(&short), bits(&first[..length - 1]), "{length} tokens");
@@ -96,8 +96,8 @@ pub fn scores_in_batches_change_no_bit<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// The end of a text is scored as it is where the whole text is, at once with others or alone, and its tokens are the likeliest
-/// where the model would write them.
+/// The end of a text gets the scores that it has in the whole text, together with others or alone,
+/// and its tokens are the most likely ones exactly where the model would write them.
 pub fn continuations_are_scored_as_whole_texts<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
         let mut texts = prompts(arm, model.vocab_size());
@@ -106,7 +106,7 @@ pub fn continuations_are_scored_as_whole_texts<B: Backend>(arm: &Arm<B>) {
             writing.begin(device, 1).expect("begins");
             writing.advance(device, &[text]).expect("reads");
             let likeliest = writing.likeliest(device).expect("chooses")[0];
-            // Of every other text the last token is one that the model would not write.
+            // The last token of every other text is one that the model would not write.
             let vocab_size = model.vocab_size() as u32;
             text.push((likeliest + (index % 2) as u32) % vocab_size);
         }
@@ -136,7 +136,7 @@ pub fn continuations_are_scored_as_whole_texts<B: Backend>(arm: &Arm<B>) {
                 }
             }
         }
-        // Several may be on their way at once, and are taken in any order.
+        // Several batches may be in flight, and are finished in any order.
         let pending: Vec<_> =
             ends.chunks(2).map(|ends| many.enqueue(device, ends).expect("goes")).collect();
         for (pending, expected) in pending.into_iter().zip(scores.chunks(2)).rev() {

@@ -1,6 +1,6 @@
-//! A source that holds what the layout says that the block entered last reads, copied when the block is entered, and nothing
-//! else: all other memory is NaN, and so is that of a block once another is entered. Each precision has memory of its own, also
-//! where activations are fp32.
+//! A source with exactly the tensors that the layout declares for the block entered last, copied
+//! when the block is entered: all other memory is NaN, also that of a block once another is
+//! entered. Each precision has memory of its own, also if activations are fp32.
 
 use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -9,14 +9,14 @@ use tidemill_model::{
     Parameters, Result,
 };
 
-/// What one use reads.
+/// The tensors that one use reads.
 struct Slot<B: Backend> {
     packing: Packing,
     fp32: B::Buffer<f32>,
     activation: B::Buffer<B::Activation>,
 }
 
-/// What stays NaN though the layout says that it is read.
+/// Tensors that stay NaN although the layout declares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
     Nothing,

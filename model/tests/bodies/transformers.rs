@@ -14,7 +14,7 @@ use tidemill_model::score::Scorer;
 use super::arm::Arm;
 use super::fixtures::folder;
 
-/// Written by transformers, and by what LLM Foundry makes of MPT.
+/// Checkpoints written by transformers and by LLM Foundry's MPT.
 pub const CASES: [&str; 13] = [
     "tied",
     "untied_sharded",
@@ -31,7 +31,7 @@ pub const CASES: [&str; 13] = [
     "mpt_foundry",
 ];
 
-/// Written by us, and opened by transformers.
+/// Checkpoints written by this crate, and opened by transformers.
 const OURS: [&str; 6] = [
     "written_by_tidemill",
     "mpt_written_by_tidemill",
@@ -44,7 +44,7 @@ const OURS: [&str; 6] = [
 /// Promised are 5e-4 and 5e-2. What is seen in fp32 is 2e-6, and a test as loose as the promise would pass over much.
 const LOG_PROBABILITY_TOLERANCES: [f64; 2] = [5e-5, 5e-2];
 
-/// What transformers made of the checkpoint in `folder`.
+/// The outputs of transformers for the checkpoint in `folder`.
 pub fn expected(folder: &Path) -> Value {
     let path = folder.join("expected.json");
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -85,7 +85,8 @@ pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// In bf16, where two tokens may be as likely as each other, each is one that the CPU finds about as likely as any.
+/// In bf16, where two tokens may be equally likely, each token is one that the CPU finds about as
+/// likely as any.
 pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
     for case in CASES {
         let folder = folder(case);

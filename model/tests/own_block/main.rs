@@ -1,8 +1,9 @@
-//! A kind of block from outside the crate, in a model between the crate's own: its gradients are the differences of the loss, and what it
-//! makes token by token is what it makes of a whole sample.
+//! A kind of block from outside the crate, in a model among the crate's own blocks: its gradients
+//! agree with differences of the loss, and its results token by token agree with those for a whole
+//! sample.
 //!
-//! The [block](shifted_gate) computes with the crate's public parts where there are some, and with loops over the CPU's memory where there are
-//! none.
+//! The [block](shifted_gate) uses the crate's public parts where these exist, and otherwise loops
+//! over the CPU's memory.
 
 #[path = "../bodies/arm.rs"]
 #[allow(dead_code, reason = "other test programs use the rest")]
@@ -75,7 +76,7 @@ fn attention(parameters: &mut ParameterList, index: usize) -> TransformerBlock {
     }
 }
 
-/// A Mamba block, one of ours, attention, and two more of ours, the last of another size.
+/// A Mamba block, one of ours, attention, and two more of ours, the last with another size.
 fn model() -> LanguageModel<Cpu> {
     let mamba = MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(VOCABULARY, WIDTH, 5) };
     let stem = Stem {
@@ -152,7 +153,7 @@ fn its_gradients_are_differences_of_the_loss() {
     assert_eq!(checked, 2 * (10 + 3 * 6 + 6), "tensors of blocks");
 }
 
-/// Microbatches, documents apart or not, and what is kept for backward: memory, never numerics.
+/// Microbatches, independent documents or one text, and recomputation: memory, never numerics.
 #[test]
 fn microbatches_and_recomputation_change_no_bit() {
     let arm = arm();
@@ -177,7 +178,7 @@ fn microbatches_and_recomputation_change_no_bit() {
     assert_eq!(bytes(&kept) - bytes(&again), 4 * 11 * 2 * 7);
 }
 
-/// Parameters by which blocks weigh more than embeddings, so that what they remember matters.
+/// Parameters that give blocks more weight than embeddings, so that their states matter.
 fn strong_parameters(model: &LanguageModel<Cpu>) -> Vec<f32> {
     let mut arena = moved_parameters(model, 0.3);
     for tensor in model.layout().tensors() {
@@ -224,7 +225,7 @@ fn scores_are_losses_and_cuts_change_no_bit() {
     });
 }
 
-/// Answers move among places while others are written; each is what it is alone.
+/// Answers move between places while others are written; each is the same as alone.
 #[test]
 fn answers_depend_on_nothing_else() {
     let (arm, model) = (arm(), model());

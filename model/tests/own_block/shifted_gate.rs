@@ -34,13 +34,13 @@ pub struct ShiftedGate {
     down: Linear,
 }
 
-/// What forward leaves for backward, which forms the rest again.
+/// The values that forward keeps; backward recomputes the others.
 pub struct Saved {
     /// `up[b t, 2 f]`
     up: Buffer<f32>,
 }
 
-/// What alike blocks use one after the other.
+/// Memory that alike blocks use one after the other.
 pub struct Scratch {
     norm: NormScratch<Cpu>,
     /// `[b t, d]`

@@ -278,7 +278,10 @@ pub enum PrepareError {
     },
 
     /// There is something where the data set was to be written.
-    #[error("cannot write data set {path}: found {found}, expected nothing or an empty folder")]
+    #[error(
+        "cannot write data set {path}: found {found}, expected nothing or an empty folder; name another, \
+         or remove this one"
+    )]
     OutputExists {
         /// The output.
         path: PathBuf,

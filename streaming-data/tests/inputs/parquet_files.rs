@@ -120,7 +120,8 @@ fn wrong_columns_are_errors_that_name_what_is_there() {
         let refused = bench.refused(&bench.settings(&["in.parquet"]));
         let expected = format!("in.parquet: {part}");
         assert!(refused.contains(&expected), "{expected}: {refused}");
-        assert!(refused.ends_with("expected a column \"text\" of strings"), "{refused}");
+        let expected = "expected a column \"text\" of strings; --text-key names another";
+        assert!(refused.ends_with(expected), "{refused}");
     }
 }
 

@@ -1,6 +1,7 @@
-//! A crate that uses Tidemill as any other: it adds a kind of block, an optimizer and a kind of sample, and trains them together.
+//! A crate that uses Tidemill as a dependency: it adds a kind of block, an optimizer and a kind of
+//! sample, and trains them together.
 //!
-//! One worker and two must come to the same bits.
+//! One worker and two must give the same bits.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -114,7 +115,7 @@ impl Block<Cpu> for Bend {
     }
 }
 
-/// It remembers nothing.
+/// The block has no state.
 impl Incremental<Cpu> for Bend {
     type State = ();
     type Workspace = ();
@@ -190,7 +191,7 @@ impl UpdateRule<Cpu> for Bounded {
     }
 }
 
-/// The sample: a text, which the model takes letter by letter.
+/// The sample: a text, which the model reads letter by letter.
 #[derive(Clone, Debug)]
 struct Line(String);
 
@@ -200,7 +201,7 @@ impl Sample for Line {
     }
 }
 
-/// The model: a Mamba whose blocks take turns with [`Bend`].
+/// The model: a Mamba whose blocks alternate with [`Bend`].
 struct Lines(LanguageModel<Cpu>);
 
 impl Lines {
@@ -320,7 +321,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The features that this crate does not take.
+/// The features that this crate leaves off.
 fn what_is_left_out_is_refused_in_words() {
     let processes = ClusterSettings::process(1, 0, vec!["127.0.0.1:0".to_owned(); 2]);
     let refused = execute(processes, |_| Ok(())).err().expect("several processes").to_string();

@@ -240,7 +240,7 @@ fn spread(translation: &mut Translation) -> Result<(), String> {
     );
     translation.leave(
         &["tp_config", "parallelism_config"],
-        "There is no tensor parallelism; [parallel] says what workers share out",
+        "There is no tensor parallelism; [parallel] sets how workers shard their state",
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The backward pass of attention: probabilities are formed again, tile by tile.
+//! The backward pass of attention: probabilities are recomputed, tile by tile.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Keys and values of everything seen, and attention over them.
+//! A cache of the keys and values of earlier positions, and attention over it.
 
 use super::forward::{Scratch, forward_head};
 use super::heads::{Head, HeadPlace, HeadWriter, SharedRows, Sight};

@@ -1,7 +1,8 @@
 //! The products of attention, in blocks that stay in registers.
 //!
-//! Lanes are sixteen queries, or sixteen columns where rows of keys are what is summed. An element is a chain of fused
-//! multiply-adds in the order of the definition, so neither the block nor the instruction set is numerics.
+//! Lanes are sixteen queries, or sixteen columns in sums over rows of keys. An element is a chain
+//! of fused multiply-adds in the order of the definition, so neither the block nor the instruction
+//! set is numerics.
 
 use std::ops::Range;
 

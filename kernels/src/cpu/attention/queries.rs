@@ -1,4 +1,5 @@
-//! A tile of queries of one head: their places, what they see, and their rows transposed.
+//! A tile of queries of one head: their places, the keys that they attend to, and their rows
+//! transposed.
 
 use std::ops::Range;
 

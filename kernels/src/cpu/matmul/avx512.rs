@@ -1,9 +1,10 @@
 //! Matrix products for AVX-512, to the bit those of `matrixmultiply`.
 //!
-//! An element is a chain of fused multiply-adds from +0.0 over each block of [`BLOCK`] along k, and the blocks are added in
-//! order. What this module does better is everything around the chain: operands are packed by transposing 16 x 16 tiles in
-//! registers, what comes next is asked for while a tile is summed ([`ahead`]), and where packing would not pay (a few rows, as
-//! in generation, or a few columns) the operand is read where it lies.
+//! An element is a chain of fused multiply-adds from +0.0 over each block of [`BLOCK`] along k, and
+//! the blocks are added in order. The gain is around the chain: operands are packed by transposing
+//! 16 x 16 tiles in registers, the next memory is prefetched while a tile is summed ([`ahead`]),
+//! and where packing would not pay (a few rows, as in generation, or a few columns) the operand is
+//! read in place.
 //!
 //! A product goes block by block along k: the block's part of b is packed into slivers of [`COLUMNS`] columns that stay in the
 //! second-level cache, a's into slivers of [`ROWS`] rows, and [`tile`] holds the sums of one sliver by another in registers.
@@ -48,7 +49,8 @@ struct Packed {
 impl Packed {
     fn new() -> Result<Self> {
         Ok(Self {
-            // Whole registers are stored where only twelve lanes count: the last one ends past the last sliver.
+            // Whole registers are stored though only twelve lanes count, so the last store ends
+            // past the last sliver.
             a: Buffer::zeroed(PANEL_ROWS * BLOCK + LANES)?,
             b: Buffer::zeroed(PANEL_COLUMNS * BLOCK)?,
         })

@@ -1,4 +1,4 @@
-//! What the library is given of a product: descriptors; and what it proposes for them.
+//! The descriptors of a product for the library, and the library's proposals for them.
 
 use std::ffi::c_void;
 
@@ -59,7 +59,7 @@ impl Plan {
             (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, a.transposed),
         ];
         for (attribute, transposed) in transposes {
-            // cuBLAS's numbers for an operand as it is and for its transpose.
+            // cuBLAS's numbers for an operand and for its transpose.
             let operation = i32::from(transposed);
             let value = std::ptr::from_ref(&operation).cast::<c_void>();
             // SAFETY: the descriptor is alive, and the attribute is of the type given.
@@ -72,7 +72,7 @@ impl Plan {
             plan.set_bias(bias)?;
         }
         if let Some(Batch { entries, out, a, b }) = product.batch {
-            // What is added to has the layout of the output.
+            // The matrix that the product is added to has the layout of the output.
             for (layout, distance) in [(plan.left, b), (plan.right, a), (plan.out, out)] {
                 set_batch(layout, entries, distance)?;
             }

@@ -1,4 +1,5 @@
-//! What the operands of a trial hold: numbers that repeat, so that every row of a larger product is known from a small one.
+//! The operands of a trial: numbers that repeat, so that a small product gives every row of a
+//! larger one.
 
 use std::ops::Range;
 
@@ -60,7 +61,7 @@ impl Layout {
         let terms = product.k;
         let (runs, most) = match run {
             Run::Terms => (outer, outer),
-            // Its second half begins anew.
+            // The second half repeats the first.
             Run::OneTerm => (terms, terms / 2),
         };
         let period = match (side, run) {
@@ -98,7 +99,7 @@ impl Layout {
                         run[half + term] = run[term] ^ negative;
                     }
                     if self.side == Side::Left {
-                        // The last of an odd number would have nothing to cancel it.
+                        // With an odd number, the last would have no partner to cancel it.
                         run[2 * half..self.terms].fill(0);
                     }
                 }

@@ -1,4 +1,4 @@
-//! Products that an algorithm is tried on.
+//! The products that an algorithm is tried on.
 
 use super::numbers::{
     Layout, PERIOD, Segment, Side, decoded, encoded_numbers, small_before, whole_before, whole_bias,

@@ -1,4 +1,5 @@
-//! [`Runtime`] for [`Gpu`]: what the driver gives, in the types of the [backend](crate::backend).
+//! [`Runtime`] for [`Gpu`]: the driver's functions, with the types of the
+//! [backend](crate::backend).
 
 use crate::backend::{
     DeviceKind, Element, KernelGroup, KernelTime, MemoryPlace, NUMERICS_VERSION, PeerAccess,

@@ -303,7 +303,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let warp = self.driver.properties().warp;
         let shared_bytes = head_width.shared_bytes(size_of::<P::Activation>(), warp);
         let launch = plan.launch(warp, shared_bytes)?;
-        // SAFETY: `out` was just checked; the caller vouches for the rest.
+        // SAFETY: `out` was just checked; the caller guarantees the validity of the rest.
         unsafe {
             let name = head_width.choose(FORWARD);
             self.launch(stream, head_width.forward(), name, launch, arguments)
@@ -337,7 +337,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ) -> Result<()> {
         let plan = Plan::new("attention_cached", shape)?;
         let samples = shape.sequences().samples();
-        // The cache is a sequence too.
+        // A cache has the same limits as a sequence.
         let cached =
             cache_shape(plan.kernel, samples, shape.sequences().positions(), cache.capacity)?;
         let [_, capacity, _] = sequences32(plan.kernel, cached)?;

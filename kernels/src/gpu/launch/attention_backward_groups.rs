@@ -1,7 +1,8 @@
 //! The gradients of attention where groups of warps multiply together: `attention_backward_groups_kernels.h`.
 //!
-//! The deltas of all rows, and the first keys that queries see where there are documents; then one walk, whose blocks take one item of
-//! work after the other; then dq from its sums. The order of every sum is fixed, whichever block takes which item.
+//! First the deltas of all rows and, with documents, the first key of each query; then one walk,
+//! whose blocks take one item of work after the other; then dq from its sums. The order of every
+//! sum is fixed, whichever block takes which item.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -184,7 +185,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let key_tiles = plan.positions.div_ceil(KEY_ROWS);
         let padded = key_tiles as usize * KEY_ROWS as usize;
         let query_tiles = padded / kernels.queries as usize;
-        // So many numbers are taken, and one more by each block.
+        // The items are counted up to this number, and once more by each block at the end.
         let device = self.driver.properties();
         let items = pairs * key_tiles as usize;
         size32(plan.kernel, "items of work", items + device.multiprocessors as usize)?;

@@ -1,7 +1,8 @@
 //! Attention, forward, where groups of warps multiply together: `attention_forward_groups.h`.
 //!
-//! A block for each multiprocessor takes one item of work after the other; which block takes which changes no bit. Where rows are aligned
-//! the copy engine brings them by maps, else threads do, with the same bits.
+//! A block for each multiprocessor takes one item of work after the other; which block takes which
+//! changes no bit. If rows are aligned, the copy engine loads them by tile maps, else threads load
+//! them, with the same bits.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -66,7 +67,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ) -> Result<()> {
         let tiles = forward.inputs.positions.div_ceil(ROWS);
         let pairs = plan.shape.sequences().samples() * plan.shape.heads();
-        // So many numbers are taken, and one more by each block.
+        // The items are counted up to this number, and once more by each block at the end.
         let device = self.driver.properties();
         let items = pairs * tiles as usize;
         size32(plan.kernel, "items of work", items + device.multiprocessors as usize)?;

@@ -68,7 +68,7 @@ const KERNELS: [KernelName; 4] =
 /// Chunks that a query can see some keys of, where a cache has room for so many positions.
 fn chunks(capacity: usize, window: Option<usize>) -> usize {
     let all = capacity.div_ceil(CHUNK);
-    // Its first key may be a chunk's last.
+    // The first key of the window may be the last of a chunk.
     window.map_or(all, |window| all.min(window.saturating_sub(1).div_ceil(CHUNK) + 1))
 }
 

@@ -307,7 +307,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: as in forward; the scratch memory holds a sum for each tile and tap.
         unsafe { self.launch(stream, source, name, launch, arguments) }?;
 
-        // More samples than there are make one grain all the same.
+        // A grain of more samples than exist is one grain.
         let samples_per_grain = shape.samples_per_grain().min(shape.sequences().samples());
         let sums = SumPartials {
             dweight: dweight.address(),

@@ -1,7 +1,7 @@
 //! Where documents begin inside samples, as the kernels over sequences read it: `documents.h`.
 //!
-//! Those kernels stand twice among the sources. The ones that know documents run where starts are given, and no others; the
-//! ones that do not are as fast as if there were no documents at all.
+//! Those kernels exist twice. The variant that handles documents runs only where starts are given;
+//! the other is as fast as if documents did not exist.
 
 use bytemuck::{Pod, Zeroable};
 

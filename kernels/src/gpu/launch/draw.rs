@@ -57,7 +57,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             temperature: settings.temperature,
             top_p: settings.top_p,
             min_p: settings.min_p,
-            // As many as there are, or more, are all.
+            // A top-k of at least the number of columns keeps all.
             top_k: u32::try_from(settings.top_k).unwrap_or(0),
             columns,
             scale,

@@ -163,7 +163,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             lane_stride: lane_table.row_stride as u64,
             dout_stride,
             rows: rows32,
-            // More rows than there are make one grain all the same.
+            // A grain of more rows than exist is one grain.
             rows_per_grain: grains.rows_per_grain().min(rows) as u32,
             width: size32(KERNEL, "width", width)?,
             column_tiles: column_tiles as u32,

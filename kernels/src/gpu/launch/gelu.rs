@@ -1,4 +1,5 @@
-//! The gradient of GELU, the values that belong to it, and that of the bias before it: one pass over what it is of.
+//! The gradient of GELU, its values, and the gradient of the bias before it: one pass over the
+//! input.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -97,7 +98,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 (arguments.gradient, gradient_stride),
                 (arguments.out, out_stride),
                 (arguments.x, x_stride),
-                // No bias lies at 0, which is aligned.
+                // An absent bias has address 0, which counts as aligned.
                 (arguments.bias, 0),
             ];
             let bytes = |(at, stride)| (at, stride_bytes::<P::Activation>(stride));

@@ -179,7 +179,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             entries: size32(KERNEL, "parts", parts.grains.saturating_mul(parts.of_grain))?,
             parts_per_grain: size32(KERNEL, "parts of a grain", parts.of_grain)?,
         };
-        // Packs lie in one row where the rows of the parts, which are packed, keep them aligned.
+        // A pack lies in one row if the row length keeps packs aligned.
         let operands = [
             (arguments.lane, stride_bytes::<f32>(lane_stride)),
             (arguments.parts, stride_bytes::<f32>(u64::from(arguments.columns))),
@@ -189,7 +189,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let pack = if access == Access::Wide { WIDE_ELEMENTS } else { 1 };
         let launch =
             blocks(KERNEL, (elements as usize).div_ceil(THREADS as usize * pack), THREADS)?;
-        // SAFETY: the lane is a view, and the caller vouches for the parts.
+        // SAFETY: the lane is a view, and the caller guarantees the validity of the parts.
         unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
     }
 
@@ -248,7 +248,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let access = Access::of(WIDE_BYTES, &operands);
             let name = access.choose("mean_gradient_wide", "mean_gradient_single");
             let launch = blocks(kernel, elements.div_ceil(block_elements(access)), THREADS)?;
-            // SAFETY: the caller vouches for `out` and the uses; the sum so far is `out` itself.
+            // SAFETY: the caller guarantees the validity of `out` and the uses; the sum so far is `out` itself.
             unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }?;
             if is_last {
                 return Ok(());

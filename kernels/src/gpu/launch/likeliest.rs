@@ -50,7 +50,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             scale,
         };
         let launch = blocks(KERNEL, rows, THREADS)?;
-        // SAFETY: there is a token for each row of the logits; the caller vouches for their type.
+        // SAFETY: there is a token for each row of the logits; the caller guarantees the validity of their type.
         unsafe { self.launch(stream, &LIKELIEST, name, launch, arguments) }
     }
 }

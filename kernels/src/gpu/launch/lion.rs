@@ -63,7 +63,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let elements = master.elements();
         exactly_mut(KERNEL, "exp_avg", &exp_avg, elements)?;
         exactly(KERNEL, "gradient", &gradient, elements)?;
-        // What all elements have in common is computed here.
+        // Values that all elements share are computed here.
         let _standard = FloatEnvironment::standard();
         let update = LionUpdate {
             exp_avg: exp_avg.address(),

@@ -310,7 +310,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             heads: size32(kernel, "heads", shape.heads())?,
             unused: 0,
         };
-        // No bias lies at 0, which is aligned.
+        // An absent bias has address 0, which counts as aligned.
         operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
         operands.activations.push((arguments.y, arguments.y_stride));
         let access = operands.access::<P::Activation>(width);
@@ -367,7 +367,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 (dx, dx)
             }
         };
-        // No copy lies at 0, which is aligned.
+        // An absent copy has address 0, which counts as aligned.
         operands.activations.extend([(dy, dy_stride), rounded_to]);
         let runs = Runs::new(kernel, shape.normed(), RUN_ROWS, width)?;
         let sums = self.partial_sums(stream, [dweight.address(), dbias.address()], runs)?;

@@ -117,7 +117,7 @@ impl Update {
         exactly_mut(kernel, "exp_avg", &exp_avg, elements)?;
         exactly_mut(kernel, "exp_avg_sq", &exp_avg_sq, elements)?;
         exactly(kernel, "gradient", &gradient, elements)?;
-        // What all elements have in common is computed here.
+        // Values that all elements share are computed here.
         let _standard = FloatEnvironment::standard();
         Ok(Self {
             exp_avg: exp_avg.address(),
@@ -221,7 +221,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let access = update.access().and(Access::of(WIDE_BYTES, &[(parameters, 0)]));
         let name = access.choose("adamw_wide", "adamw_single");
         let launch = blocks(kernel, (update.elements as usize).div_ceil(UPDATED), THREADS)?;
-        // SAFETY: the caller vouches for the parameters, and `Update::new` has seen the others' elements.
+        // SAFETY: the caller guarantees the validity of the parameters, and `Update::new` has seen the others' elements.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, AdamW { parameters, update }) }
     }
 
@@ -326,7 +326,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let name = access.choose("round_wide", "round_single");
         let launch = blocks(kernel, elements.div_ceil(CONVERTED), THREADS)?;
         let arguments = Round { out, from, elements: elements as u64 };
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller guarantees the validity of both.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 }

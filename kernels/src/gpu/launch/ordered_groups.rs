@@ -1,7 +1,8 @@
 //! Products with a stated order over k where groups of warps multiply together: `ordered_groups.h` and
 //! `ordered_staged.h`.
 //!
-//! The copy engine brings both factors, so rows must be aligned; others take the kernels of every device, with the same bits.
+//! The copy engine loads both factors, so rows must be aligned; others use the kernels of every
+//! device, with the same bits.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -219,7 +220,7 @@ impl Plan {
         if let Some(staged) = Staged::new(device, sizes) {
             return Self(Kind::Staged(staged));
         }
-        // Wide blocks read rows less often, and leave a third of the multiprocessors enough to ask for.
+        // Wide blocks read rows less often, but need a third of the multiprocessors to have work.
         let is_wide = 4 * sizes.columns > WIDE_APART.columns
             && 3 * WIDE_APART.items(sizes) >= multiprocessors;
         Self(Kind::Groups(if is_wide { WIDE_APART } else { NARROW_APART }))
@@ -266,7 +267,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let rows = |address, rows, stride, tile_rows: usize| {
             let row_bytes = stride_bytes::<P::Activation>(stride);
-            // Of one row, the distance to the next may be anything.
+            // With a single row, the row stride is not used.
             let row_bytes = if rows == 1 { u64::from(product.terms) * 2 } else { row_bytes };
             TiledRows {
                 address,
@@ -303,7 +304,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             section: SECTION,
             parts: groups.parts(sizes) as u32,
         };
-        // Blocks of the largest results take one item after the other: the next one's terms come while the last one's results go.
+        // For the largest results, blocks take several items one after the other: the next item's
+        // terms are loaded while the last one's results are stored.
         let resident = match groups == OF_MORE_ROWS[0] {
             true => items.min(self.driver.properties().multiprocessors as usize),
             false => items,

@@ -122,7 +122,7 @@ impl Plan {
     fn few(device: &DeviceProperties, Sizes { rows, columns, segments }: Sizes) -> Self {
         let tile_columns = if device.warp == 32 { 8 } else { 16 };
         let walkers = segments.div_ceil(segments.div_ceil(FEW_WARPS));
-        // What is fastest on an H100, of the shapes of Mamba and GPT-Neo.
+        // The fastest choices on an H100, for the shapes of Mamba and GPT-Neo.
         let block_rows = if rows <= 8 { 8 } else { 16 };
         let warps = rows.div_ceil(block_rows) * columns.div_ceil(tile_columns) * walkers;
         let most_warps = FEW_WARPS * device.multiprocessors as usize;
@@ -215,7 +215,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let sizes = Sizes { rows: m, columns: n, segments: k.div_ceil(SEGMENT) };
         let device = self.driver.properties();
         let plan = Plan::new(device, P::ELEMENT, access, sizes);
-        // Threads of groups have two neighbours of a row, and the copy engine wants rows that are aligned.
+        // Threads of groups store two neighbours of a row, and the copy engine needs aligned rows.
         let by_groups = device.group_products
             && P::ELEMENT == ElementKind::Bf16
             && access.and(pairs) == Access::Wide

@@ -36,7 +36,7 @@ impl Runs {
         run_rows: usize,
         width: usize,
     ) -> Result<Self> {
-        // More rows than there are make one grain all the same.
+        // A grain of more rows than exist is one grain.
         let rows_per_grain = grains.rows_per_grain().min(grains.rows());
         let runs_per_grain = rows_per_grain.div_ceil(run_rows);
         let last_grain = grains.range(grains.grains() - 1);

@@ -1,4 +1,5 @@
-//! Functions of single elements over the rows of matrices: biases, GELU and clamps; and the gradients of biases.
+//! Elementwise functions over the rows of matrices: biases, GELU and clamps; and the gradients of
+//! biases.
 
 use bytemuck::{Pod, Zeroable};
 

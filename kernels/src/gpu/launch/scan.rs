@@ -1,9 +1,10 @@
 //! The selective scan: `scan_forward.cu` and `scan_backward.cu` where channels have sixteen states and come in blocks of 32,
 //! `scan_any.cu` for every other shape, and `scan_sums.cu` around them.
 //!
-//! Which of the two is a matter of n, e and the device alone; where rows and columns are not aligned the former read and
-//! write elements one by one, with the same bits. Forward saves the states before every sixteenth position and
-//! y before the gate, from which backward forms dz and the forward output again.
+//! The choice depends on n, e and the device alone; if rows and columns are not aligned, the former
+//! kernels read and write elements one by one, with the same bits. Forward saves the states before
+//! every sixteenth position and y before the gate, from which backward computes dz and, again, the
+//! forward output.
 
 use bytemuck::{Pod, Zeroable};
 

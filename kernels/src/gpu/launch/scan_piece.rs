@@ -1,5 +1,6 @@
-//! The selective scan of pieces of sequences, for generation: `scan_piece.cu` and `scan_step.cu` where training takes the kernels for
-//! sixteen states, `scan_any.cu` for every other shape.
+//! The selective scan of pieces of sequences, for generation: `scan_piece.cu` and `scan_step.cu`
+//! for the shapes for which training uses the kernels for sixteen states, `scan_any.cu` for every
+//! other shape.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,5 @@
-//! A single step of the selective scan that forms its raw steps of time itself: `scan_step.cu`, of channels with sixteen states.
+//! A single step of the selective scan that also computes its raw steps of time: `scan_step.cu`,
+//! for channels with sixteen states.
 
 use bytemuck::{Pod, Zeroable};
 

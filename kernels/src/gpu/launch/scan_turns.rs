@@ -1,8 +1,9 @@
-//! How the blocks of the scans for sixteen states share out their work: `ScanTurns` of `scan.h`.
+//! How the blocks of the scans for sixteen states divide their work: `ScanTurns` of `scan.h`.
 //!
-//! 32 channels of a sample are a chain, cut into segments. A chain needs no cut where every multiprocessor has as many of them
-//! as any other; where it has not, or where the last blocks would run alone, segments let the others help. How a
-//! chain is cut changes no bit, so it may follow from the size of the batch and of the device.
+//! 32 channels of a sample are a chain, cut into segments. Chains need no cut if every
+//! multiprocessor has equally many of them; otherwise, or if the last blocks would run alone,
+//! segments let idle multiprocessors help. The cut of a chain changes no bit, so it may depend on
+//! the size of the batch and of the device.
 
 use bytemuck::{Pod, Zeroable};
 

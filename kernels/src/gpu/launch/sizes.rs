@@ -1,4 +1,5 @@
-//! Sizes and places as kernels take them: grids, 32-bit sizes, and which loads an operand allows.
+//! Sizes and places in the form of kernels: grids, 32-bit sizes, and the loads that an operand's
+//! alignment allows.
 
 use super::KernelName;
 use crate::error::{KernelError, Result};

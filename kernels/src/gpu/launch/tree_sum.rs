@@ -45,7 +45,8 @@ struct TreeSums {
 
 /// The kernels of a tree, with wide loads and without, and how many packs a thread has at once.
 fn variant(joins: &[u8]) -> ([&'static str; 2], usize) {
-    // Of a whole tree over a power of two of terms, as many as a term's number has trailing ones.
+    // In a whole tree over a power of two of terms, the joins of a term are the trailing ones of
+    // its number.
     let is_whole = joins.len().is_power_of_two()
         && joins.iter().enumerate().all(|(term, &joins)| joins as u32 == term.trailing_ones());
     match joins.len() {
@@ -114,7 +115,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         stream: &mut GpuStream<D>,
         sums: Vec<TreeSumOf<'_, Self>>,
     ) -> Result<()> {
-        // All are checked before any is written.
+        // All sums are checked before any is written.
         let sums = sums.into_iter().map(|sum| Ok((prepared(&sum)?, sum)));
         let mut together: Vec<Prepared> = Vec::new();
         for (prepared, TreeSumOf { out, terms }) in sums.collect::<Result<Vec<_>>>()? {

@@ -1,4 +1,5 @@
-//! A vendor's compiler in the process: NVRTC or hiprtc, whose interfaces are the same but for their names.
+//! A vendor's compiler in the process: NVRTC or hiprtc, whose interfaces are the same except for
+//! their names.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 

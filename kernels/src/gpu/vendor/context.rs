@@ -1,4 +1,4 @@
-//! A device that is open, and the threads that call for it.
+//! An open device, and the threads that use it.
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -136,7 +136,7 @@ impl<V: Vendor> Driver for VendorDriver<V> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges lie inside their memories; the caller vouches for the host's.
+        // SAFETY: both ranges lie inside their memories; the caller guarantees the validity of the host's.
         let copied = unsafe { (self.table().upload)(to, from.cast(), bytes, queue.stream()) };
         self.on("copying to the device", copied.result())
     }
@@ -281,7 +281,7 @@ impl<V: Vendor> Driver for VendorDriver<V> {
         arguments: &[u8],
     ) -> Result<()> {
         self.bind()?;
-        // SAFETY: the caller vouches for the arguments.
+        // SAFETY: the caller guarantees the validity of the arguments.
         unsafe { kernel.launch(self.table(), self.name(), queue, launch, arguments) }
     }
 
@@ -292,7 +292,7 @@ impl<V: Vendor> Driver for VendorDriver<V> {
 
     unsafe fn matmul(&self, queue: &mut Queue, product: MatrixProduct) -> Result<()> {
         self.bind()?;
-        // SAFETY: the caller vouches for the operands.
+        // SAFETY: the caller guarantees the validity of the operands.
         unsafe { V::multiply(&self.matrices, self, queue, product) }
     }
 

@@ -1,4 +1,4 @@
-//! What the interface answers, as errors of ours.
+//! Error codes of the interface as errors of this crate.
 
 use super::table::{Code, Table};
 use crate::error::{KernelError, Result};

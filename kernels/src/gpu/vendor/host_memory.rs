@@ -1,4 +1,4 @@
-//! Host memory that every device of the process reaches by itself.
+//! Host memory that every device of the process can access.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A vendor's library, opened at run time: a program that is built with it runs where it is not.
+//! A vendor's library, opened at run time, so that a program built with it also runs on machines
+//! without the library.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -36,7 +37,7 @@ impl OpenLibrary {
     /// None is there, or one that is cannot be opened.
     pub fn first_of(backend: &'static str, what: &str, names: &[&str]) -> Result<Self> {
         for name in names {
-            // SAFETY: the library's own code runs when it is opened; the system's vendor vouches for it.
+            // SAFETY: the library's own code runs when it is opened; it is the vendor's system library.
             match unsafe { libloading::Library::new(*name) } {
                 Ok(library) => {
                     return Ok(Self { library, backend, name: format!("{what} {name}") });
@@ -80,7 +81,7 @@ impl OpenLibrary {
     /// # Safety
     /// `F` is the type that the library documents for the function, which is used no longer than the library is open.
     pub unsafe fn function<F: Copy>(&self, symbol: &str) -> Result<F> {
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: the caller guarantees the validity of the type.
         let found = unsafe { self.library.get::<F>(symbol) };
         found.map(|function| *function).map_err(|_| {
             let (backend, name) = (self.backend, &self.name);

@@ -160,7 +160,7 @@ impl Kernel {
         launch: Launch,
         arguments: &[u8],
     ) -> Code {
-        // The driver copies the struct during the call; it wants the struct's own alignment.
+        // The driver copies the struct during the call, and requires the struct's own alignment.
         let mut aligned = [0_u64; WORDS];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
         bytes[..arguments.len()].copy_from_slice(arguments);
@@ -183,12 +183,12 @@ impl Kernel {
                 let none = std::ptr::null_mut();
                 launch_early(&raw const settings, self.function, parameters.as_mut_ptr(), none)
             };
-            // A driver that refuses an attribute still launches in order.
+            // A driver that refuses an attribute still launches kernels in order.
             if ![Code::NOT_SUPPORTED, Code::INVALID_VALUE].contains(&answer) {
                 return answer;
             }
         }
-        // SAFETY: the kernel takes one struct, which the caller vouches `arguments` to be.
+        // SAFETY: the kernel takes one struct, and the caller guarantees that `arguments` is one.
         unsafe {
             (table.launch)(
                 self.function,

@@ -1,7 +1,9 @@
-//! What lives on a device: memory and modules, which graphs may still name when nothing else does; and events, which are used again.
+//! Resources of a device: memory and modules, to which graphs may still refer after their owners
+//! are dropped; and events, which are reused.
 //!
-//! A graph holds addresses, not owners. So while a graph is there, what is dropped is set aside instead of given back, and given
-//! back with the last graph: replaying one never touches memory that has another owner by now.
+//! A graph holds addresses without owning the memory. So while a graph exists, dropped memory is
+//! set aside, and returned with the last graph: the replay of a graph never touches memory that has
+//! another owner by then.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

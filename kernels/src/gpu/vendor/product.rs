@@ -1,10 +1,11 @@
-//! Matrix products of one device by a vendor's library, the algorithm pinned.
+//! Matrix products of one device by a vendor's library, with a fixed algorithm.
 //!
-//! A library would choose an algorithm for each number of rows, and other algorithms round otherwise. So it is asked once for
-//! [`CANONICAL_ROWS`](key::CANONICAL_ROWS) rows, and what is chosen of its answer ([`choose_algorithm`]) is used for any number.
+//! A library would choose an algorithm for each number of rows, and other algorithms round
+//! differently. So it is asked once for [`CANONICAL_ROWS`](key::CANONICAL_ROWS) rows, and the
+//! algorithm chosen from its answer ([`choose_algorithm`]) is used for any number of rows.
 //!
-//! Two libraries of one version may still choose differently, so what this one chooses for some products stands in the kind
-//! of device ([`digest`]).
+//! Two libraries of one version may still choose differently, so the kind of device contains a
+//! digest of the choices for some products ([`digest`]).
 
 mod digest;
 pub mod key;

@@ -1,4 +1,4 @@
-//! Streams, and what is recorded on them.
+//! Streams, and recordings on them.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Queue {
 
     pub(super) fn begin_recording(&mut self, device: &str) -> Result<()> {
         let table = self.pool.table();
-        // First, so that what another thread drops once the recording has begun is set aside already.
+        // First, so that memory that another thread drops during the recording is set aside.
         self.pool.keep();
         // SAFETY: the stream is alive.
         let begun = unsafe { (table.begin_capture)(self.stream, CAPTURE_OF_THREAD) };

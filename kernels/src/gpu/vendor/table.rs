@@ -1,11 +1,13 @@
 //! The functions of CUDA's driver interface or of HIP, found in a vendor's library at run time.
 //!
-//! The two interfaces are twins: what is called here has the same arguments, and the same numbers for flags, modes, attributes of
-//! functions and pools, and answers. What differs is how a thread is given a device ([`Binding`]), how an answer is put into words
-//! ([`ErrorText`]), and the numbers of a device's attributes, which are the vendor's.
+//! The two interfaces match: the functions called here have the same arguments, and the same
+//! numbers for flags, modes, attributes of functions and pools, and error codes. They differ in how
+//! a thread selects a device ([`Binding`]), how an error code is turned into text ([`ErrorText`]),
+//! and in the numbers of device attributes, which the vendor supplies.
 //!
-//! The declarations are our own, after both vendors' documentation. Answers are numbers and no enums: a newer library answers what no
-//! header knew. An address on a device is a number in CUDA and a pointer in HIP, of one size and passed in one way.
+//! The declarations are our own, after both vendors' documentation. Error codes are numbers, not
+//! enums, because a newer library may return codes that no header lists. An address on a device is
+//! a number in CUDA and a pointer in HIP, of one size and passed in the same way.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 

@@ -1,4 +1,4 @@
-//! What the library is given of a product: descriptors; and what it proposes for them.
+//! The descriptors of a product for the library, and the library's proposals for them.
 
 use std::ffi::c_int;
 
@@ -47,7 +47,7 @@ impl Plan {
     pub(super) fn new(functions: &'static Functions, product: &MatrixProduct) -> Answered<Self> {
         let MatrixProduct { out, a, b, m, n, k, .. } = *product;
         let none = std::ptr::null_mut();
-        // What is made goes with it where the next cannot be.
+        // If a later step fails, the drop destroys what was created before.
         let mut plan = Self { functions, operation: none, left: none, right: none, out: none };
         let layout = |layout: &mut Raw, operand: Operand, [rows, columns]: [usize; 2]| {
             // `operand[rows, columns]` row by row is its transpose column by column.

@@ -1,4 +1,5 @@
-//! What follows from the newest tokens: logits, the likeliest tokens, drawn ones, and the head's input.
+//! Results of the newest tokens: logits, the most likely tokens, drawn tokens, and the head's
+//! input.
 
 use tidemill_kernels::backend::{DrawSettings, Output};
 use tidemill_kernels::shape::GrainRows;
@@ -34,8 +35,9 @@ impl<B: Backend> Sequences<'_, B> {
         Ok(&self.host_logits)
     }
 
-    /// The likeliest token after the newest one of every sequence, chosen where the logits are: the first of equal ones, and
-    /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number.
+    /// The most likely token after the newest one of every sequence, found on the device: the first
+    /// of equal ones, and [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is not a
+    /// finite number.
     ///
     /// # Errors
     /// As [`logits`](Self::logits).
@@ -49,12 +51,14 @@ impl<B: Backend> Sequences<'_, B> {
         self.read_chosen(device)
     }
 
-    /// A token drawn after the newest one of every sequence, by its number of `uniforms`, where the logits are; and
-    /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number, or where only the
-    /// [definition](tidemill_kernels::draw) itself can tell the token, from [`logits`](Self::logits).
+    /// A token drawn on the device after the newest one of every sequence, with its number in
+    /// `uniforms`. It is [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is not a
+    /// finite number, or where only the [definition](tidemill_kernels::draw) itself, given the
+    /// [`logits`](Self::logits), can decide the token.
     ///
     /// # Errors
-    /// More or fewer numbers than sequences, settings that [`check`](DrawSettings::check) refuses; else as [`logits`](Self::logits).
+    /// More or fewer numbers than sequences, settings that [`check`](DrawSettings::check) refuses;
+    /// else as [`logits`](Self::logits).
     pub fn draw(
         &mut self,
         device: &mut Device<'_, B>,
@@ -88,7 +92,8 @@ impl<B: Backend> Sequences<'_, B> {
         Ok(tokens)
     }
 
-    /// Forms `logits[b, v]` on the device, with padding and without their scale.
+    /// Forms `logits[b, v]` on the device, padding included and not yet multiplied by the logit
+    /// scale.
     fn form_logits(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (sequences, head) = (self.lengths.len(), self.model.head());
         if sequences == 0 || self.lengths.contains(&0) {
@@ -116,7 +121,8 @@ impl<B: Backend> Sequences<'_, B> {
         Ok(())
     }
 
-    /// The head's input for some rows of the newest piece, normalized: `normed[rows, d]`, by way of `gathered[rows, d]`.
+    /// The head's input for some rows of the newest piece: gathers the rows to `gathered[rows, d]`
+    /// and writes their norm to `normed[rows, d]`.
     pub(crate) fn normalized_rows(
         &mut self,
         device: &mut Device<'_, B>,

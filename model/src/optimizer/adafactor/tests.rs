@@ -4,14 +4,14 @@ use super::*;
 use crate::layout::{Decay, Layout, Tensor};
 use crate::optimizer::{OptimizerName, UpdateTerms, WeightDecay};
 
-/// What the paper keeps of a matrix: sums of rows and of columns.
+/// The states of a matrix in the paper: sums of rows and of columns.
 struct Definition {
     parameters: Vec<Vec<f64>>,
     row_sums: Vec<f64>,
     column_sums: Vec<f64>,
 }
 
-/// The root of the mean square of a matrix.
+/// The root mean square of a matrix.
 fn rms(matrix: &[Vec<f64>]) -> f64 {
     let elements = matrix.iter().map(Vec::len).sum::<usize>() as f64;
     (matrix.iter().flatten().map(|x| x * x).sum::<f64>() / elements).sqrt()
@@ -58,7 +58,7 @@ fn tensor(shape: &[usize]) -> Tensor {
     layout.tensors()[0].clone()
 }
 
-/// Numbers between -1 and 1 that no two seeds have alike.
+/// Numbers between -1 and 1, different for each seed.
 fn numbers(seed: u64, elements: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mut x = (seed << 32 | index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -147,11 +147,12 @@ fn matrices_are_updated_as_the_paper_has_it() {
     }
 }
 
-/// `V = b V + (1 - b) (g^2 + eps)`, by hand.
+/// `V = b V + (1 - b) (g^2 + eps)`, computed by hand.
 #[test]
 fn vectors_keep_a_number_of_each_element() {
     let mut state = State::new(&[2], vec![3.0, -4.0]);
-    // The first update has b = 0, so that it is a sign; the root mean square of the parameters is sqrt(12.5).
+    // The first update has b = 0, so it is the sign of the gradient; the root mean square of the
+    // parameters is sqrt(12.5).
     state.update(&rule(AdafactorSettings::default(), 0.0), &[0.5, -2.0], 1, 1.0);
     let size = RATE * 12.5_f64.sqrt();
     for (found, expected) in state.parameters.iter().zip([3.0 - size, -4.0 + size]) {

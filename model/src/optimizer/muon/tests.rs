@@ -45,7 +45,7 @@ fn orthogonal(g: &Wide, iterations: u32) -> Wide {
     if is_tall { transposed(&x) } else { x }
 }
 
-/// Numbers between -1 and 1 that no two seeds have alike.
+/// Numbers between -1 and 1, different for each seed.
 fn numbers(seed: u64, elements: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mut x = (seed << 32 | index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -61,7 +61,7 @@ fn wide(values: &[f32], columns: usize) -> Wide {
     values.chunks(columns).map(row).collect()
 }
 
-/// What three updates of `tensor` leave of its parameters, with states of `counts` numbers.
+/// The parameters of `tensor` after three updates, with states of `counts` numbers.
 fn updated(settings: &OptimizerSettings, tensor: &Tensor, counts: [usize; 3]) -> Vec<f32> {
     let backend = Cpu::new(NonZeroUsize::MIN).expect("a thread");
     let mut stream = backend.device_stream().expect("a stream");
@@ -99,7 +99,7 @@ fn updated(settings: &OptimizerSettings, tensor: &Tensor, counts: [usize; 3]) ->
     backend.to_vec(&mut stream, Slice::all(&parameters)).expect("read")
 }
 
-/// What gradients are clipped by.
+/// The clipping coefficient of the gradients.
 const SCALE: f32 = 0.5;
 
 fn tensor(shape: &[usize], row_multiple: usize) -> Tensor {
@@ -164,7 +164,7 @@ fn updates_are_nearly_orthogonal() {
     }
 }
 
-/// A vector, a filter of three dimensions and a table have the bits of AdamW.
+/// A vector, a filter of three dimensions and a table get the bits of AdamW.
 #[test]
 fn all_else_is_adamw() {
     let settings = OptimizerSettings::of(OptimizerName::Muon);
@@ -210,5 +210,8 @@ fn settings_that_no_update_can_use_are_refused() {
     assert!(said(none).starts_with("optimizer.muon.iterations: expected a number from 1 to 20"));
     let table = OptimizerSettings { muon: Some(MuonSettings::default()), ..Default::default() };
     let error = table.check().expect_err("refused").to_string();
-    assert!(error.contains("optimizer.muon: expected none, as adamw has no such"), "{error}");
+    assert!(
+        error.contains("optimizer.muon: expected no value, as adamw has no such setting"),
+        "{error}"
+    );
 }

@@ -1,4 +1,4 @@
-//! The block token by token: it remembers the newest.
+//! The block in generation: its state is the newest token.
 
 use tidemill_kernels::cpu::Buffer;
 use tidemill_kernels::shape::GrainRows;

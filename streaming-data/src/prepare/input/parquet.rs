@@ -84,7 +84,7 @@ impl TextColumn {
             .map_err(|source| ReadFailure::Skip(SkipReason::NotParquet { source }))?;
         let metadata = reader.metadata().file_metadata();
         let leaf = find_column(metadata.schema_descr(), key).map_err(|found| {
-            let expected = format!("a column {key:?} of strings");
+            let expected = format!("a column {key:?} of strings; --text-key names another");
             ReadFailure::Fatal(PrepareError::InputColumn { path: path.to_owned(), found, expected })
         })?;
         let defined = metadata.schema_descr().column(leaf).max_def_level();

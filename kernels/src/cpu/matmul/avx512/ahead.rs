@@ -1,7 +1,7 @@
-//! Asking for memory ahead of its use, so that it arrives while the registers are busy.
+//! Prefetches memory, so that it arrives while the registers are busy.
 //!
-//! In training, operands and outputs come from the farthest cache or from memory: without this a product of 512 rows waits for
-//! them a quarter of its time.
+//! In training, operands and outputs come from the last-level cache or from memory: without
+//! prefetches a product of 512 rows waits for them a quarter of its time.
 
 use std::arch::x86_64::*;
 

@@ -1,4 +1,4 @@
-//! Products of a few rows, as generation has them: nothing is packed, b is read where it lies.
+//! Products of a few rows, as in generation: nothing is packed, b is read in place.
 
 use std::arch::x86_64::*;
 

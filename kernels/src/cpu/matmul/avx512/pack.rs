@@ -35,7 +35,7 @@ pub(super) unsafe fn pack_columns(to: *mut f32, b: Operand, k: usize, width: usi
 pub(super) unsafe fn pack_rows(to: *mut f32, a: Operand, k: usize, rows: usize) {
     let lines = Lines::rows(a);
     let slivers = rows / ROWS;
-    // What the fast ways leave of k.
+    // The rest of k.
     let tail = match (lines.line_stride, lines.k_stride) {
         (1, _) => k % 4,
         (_, 1) => k % LANES,

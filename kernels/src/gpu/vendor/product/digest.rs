@@ -1,9 +1,11 @@
-//! A number for what the library chooses.
+//! A digest of the library's choices.
 //!
-//! The algorithm of a product is chosen when the product is first needed, but peers compare their kinds of device before, and a
-//! checkpoint names its kind. So the library is asked, when a device is opened, for products like those of models. That takes
-//! no work of the device. What would make a library of the same version choose differently, such as another build, another
-//! table of heuristics or a variable of the environment that makes it emulate a precision, shows there.
+//! The algorithm of a product is chosen when the product is first needed, but peers compare their
+//! kinds of device earlier, and a checkpoint names its kind. So when a device is opened, the
+//! library is asked for the algorithms of typical products of models, which needs no work on the
+//! device. The digest differs if the library chooses differently though its version is the same,
+//! such as in another build, with another table of heuristics, or under an environment variable
+//! that makes it emulate a precision.
 
 use xxhash_rust::xxh3::Xxh3Default;
 

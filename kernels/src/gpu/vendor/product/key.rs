@@ -1,4 +1,4 @@
-//! What an algorithm of a matrix library is pinned to, and the sizes that it is chosen for.
+//! The key of an algorithm's choice, and the sizes that it is chosen for.
 
 use crate::backend::Output;
 use crate::gpu::algorithm::CANONICAL_TERMS;
@@ -88,7 +88,8 @@ pub fn canonical(product: &MatrixProduct) -> MatrixProduct {
         Rows::Fixed => product.k.min(CANONICAL_TERMS),
     };
     let (m, n) = (pinned_rows(product), product.n);
-    // How far entries lie apart changes from batch to batch, so what is asked follows from their own size: side by side.
+    // The distance between entries changes from batch to batch, so the library is asked for entries
+    // side by side.
     let apart = |operand: &Operand, rows: usize, columns: usize| {
         operand.stride.saturating_mul(if operand.transposed { columns } else { rows })
     };
