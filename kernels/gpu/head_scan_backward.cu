@@ -27,10 +27,6 @@ typedef SplitRows<LENGTH, CHANNELS> SplitChannels;
 
 constexpr float NEGLIGIBLE = 9.313225746154785e-10f;  // 2^-30
 
-// Rows of B or C, or factors of all pairs of tiles where the rows are not needed any more.
-constexpr u32 FACTORS = PAIRS * PARTS * TILE * TILE;
-constexpr u32 ROWS_OR_FACTORS = LENGTH * STATES > FACTORS ? LENGTH * STATES : FACTORS;
-
 struct Shared {
     activation b[ROWS_OR_FACTORS], c[ROWS_OR_FACTORS];
     activation state[PARTS * CHANNELS * STATES];  // h, or G
@@ -81,23 +77,21 @@ DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& m
         scale_rows(share, own, weights);
         const auto weights_of = [&](const TilePair& pair) { return take_factor(mixes, pair_index(pair)); };
         add_mixed<TRIANGLE>(share, weights_of, values, first, own, tiles);
-#pragma unroll
-        for (u32 s = 0; s < SHARE_TILES; s++) {
-#pragma unroll
-            for (u32 i = 0; i < HELD; i += 2) {
-                const u32 position = own * TILE + tile_row(row_slot(i));
-                if (position >= chunk.count) continue;
-                const u64 row = static_cast<u64>(chunk.row + position) * arguments.in.heads + my.head;
-                float* const to = arguments.shares + (row * STATES + (first + s * TILE + tile_column(i)));
-                Pack<2> sum{{share[s].at[i], share[s].at[i + 1]}};
-                if (part > 0) {
-                    const Pack<2> before = load_pack<2>(to);
-                    sum.at[0] += before.at[0];
-                    sum.at[1] += before.at[1];
-                }
-                store_pack<2>(to, sum);
+        for_each_row(own, [&](u32 slot, u32 position) {
+            if (position >= chunk.count) return;
+            const u64 row = static_cast<u64>(chunk.row + position) * arguments.in.heads + my.head;
+            float* const to = arguments.shares + (row * STATES + (first + first_tile_column()));
+            if (part > 0) {
+                for_each_pair<SHARE_TILES>(slot, [&](u32 s, u32 i, u32 column) {
+                    const Pack<2> before = load_pack<2>(to + column);
+                    share[s].at[i] += before.at[0];
+                    share[s].at[i + 1] += before.at[1];
+                });
             }
-        }
+            for_each_pair<SHARE_TILES>(slot, [&](u32 s, u32 i, u32 column) {
+                store_pack<2>(to + column, Pack<2>{{share[s].at[i], share[s].at[i + 1]}});
+            });
+        });
     }
 }
 
@@ -140,12 +134,14 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
     });
     __syncthreads();  // weights are there
     if (own < tiles) {
+        const u32 first = out_channel() + first_tile_column();
         float passed[HELD_ROWS] = {};
         scale_rows(y, own, steps.from_start);
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_dy = dy.pair(position, channel);
-            float& sum = passed[row_slot(i)];
-            sum = fmaf(of_dy.at[1], y[tile].at[i + 1], fmaf(of_dy.at[0], y[tile].at[i], sum));
+        for_each_row(own, [&](u32 slot, u32 position) {
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const Pack<2> of_dy = dy.pair(position, first + column);
+                passed[slot] = fmaf(of_dy.at[1], y[tile].at[i + 1], fmaf(of_dy.at[0], y[tile].at[i], passed[slot]));
+            });
         });
         put_row_sums(own, passed, [&](u32 position, float sum) {
             if (position >= chunk.count) return;
@@ -157,19 +153,25 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
         };
         add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);
         const float skip = in.d[my.head];
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            if (position >= chunk.count || channel >= my.channels) return;
+        for_each_row(own, [&](u32 slot, u32 position) {
+            if (position >= chunk.count) return;
             const u32 row = chunk.row + position;
             const bool wide = in.wide != 0;
-            const Pack<2> z = two_of(place(in.z, row, my.channel), channel, my.channels, wide);
-            const float* const of_row = arguments.dout + (row * arguments.dout_stride + my.channel);
-            const Pack<2> dout = two_of(of_row, channel, my.channels, wide), of_x = load_pack<2>(x.at(position, channel));
-            float dz[2];
+            const activation* const of_z = place(in.z, row, my.channel);
+            const float* const of_dout = arguments.dout + (row * arguments.dout_stride + my.channel);
+            activation* const to = place(arguments.dz, row, my.channel);
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const u32 channel = first + column;
+                if (channel >= my.channels) return;
+                const Pack<2> z = two_of(of_z, channel, my.channels, wide), dout = two_of(of_dout, channel, my.channels, wide);
+                const Pack<2> of_x = load_pack<2>(x.at(position, channel));
+                float dz[2];
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                dz[k] = dout.at[k] * fmaf(skip, of_x.at[k], y[tile].at[i + k]) * silu_derivative(z.at[k]);
-            }
-            put_two(place(arguments.dz, row, my.channel), channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
+                for (u32 k = 0; k < 2; k++) {
+                    dz[k] = dout.at[k] * fmaf(skip, of_x.at[k], y[tile].at[i + k]) * silu_derivative(z.at[k]);
+                }
+                put_two(to, channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
+            });
         });
         warp_barrier();  // else the compiler loads what is behind it early, and has no registers for that
         form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, of_gradients, b);
@@ -341,15 +343,17 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     __syncthreads();  // weights are there
     if (own < tiles) {
         scale_rows(du, own, steps.to_end);
+        const u32 first = out_channel() + first_tile_column();
         float from_state[HELD_ROWS] = {};
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
-            float& sum = from_state[row_slot(i)];
+        for_each_row(own, [&](u32 slot, u32 position) {
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const Pack<2> of_x = load_pack<2>(x.at(position, first + column)), of_dy = dy.pair(position, first + column);
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
-                carried.dd = fmaf(of_x.at[k], of_dy.at[k], carried.dd);
-            }
+                for (u32 k = 0; k < 2; k++) {
+                    from_state[slot] = fmaf(of_x.at[k], du[tile].at[i + k], from_state[slot]);
+                    carried.dd = fmaf(of_x.at[k], of_dy.at[k], carried.dd);
+                }
+            });
         });
         put_row_sums(own, from_state, [&](u32 j, float sum) { shared.from_state[own_half()][j] = steps.delta[j] * sum; });
         const auto mixes = [&](const TilePair& pair) {
@@ -359,18 +363,21 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
         add_mixed<Triangle::UPPER>(du, mixes, dy, out_channel(), own, tiles);
         const float skip = in.d[my.head];
         float of_delta[HELD_ROWS] = {};
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
-            float& sum = of_delta[row_slot(i)];
-            float dx[2];
+        for_each_row(own, [&](u32 slot, u32 position) {
+            const float delta = steps.delta[position];
+            activation* const to = place(arguments.dx, chunk.row + position, my.channel);
+            const u32 channels = position < chunk.count ? my.channels : 0;
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const u32 channel = first + column;
+                const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
+                float dx[2];
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
-                dx[k] = fmaf(steps.delta[position], du[tile].at[i + k], skip * of_dy.at[k]);
-            }
-            if (position >= chunk.count || channel >= my.channels) return;
-            activation* const place_of = place(arguments.dx, chunk.row + position, my.channel);
-            put_two(place_of, channel, my.channels, arguments.wide_out != 0, dx[0], dx[1]);
+                for (u32 k = 0; k < 2; k++) {
+                    of_delta[slot] = fmaf(of_x.at[k], du[tile].at[i + k], of_delta[slot]);
+                    dx[k] = fmaf(delta, du[tile].at[i + k], skip * of_dy.at[k]);
+                }
+                put_two(to, channel, channels, arguments.wide_out != 0, dx[0], dx[1]);
+            });
         });
         put_row_sums(own, of_delta, [&](u32 j, float sum) { shared.of_delta[own_half()][j] = sum; });
         form_share<Triangle::UPPER>(arguments, my, chunk, part, x, g, steps.into_end, of_gradients, c);

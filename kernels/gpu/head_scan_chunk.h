@@ -105,6 +105,10 @@ DEVICE TilePair tile_pair(u32 index) {
     return {later, index - pair_index({later, 0})};
 }
 
+// Activations that have room for rows of B or C, or for the factors of all pairs of tiles, once the rows are not needed any more.
+constexpr u32 FACTORS = PAIRS * PARTS * TILE * TILE;
+constexpr u32 ROWS_OR_FACTORS = LENGTH * STATES > FACTORS ? LENGTH * STATES : FACTORS;
+
 // Calls `body` with each pair of tiles of the chunk that is the warp's.
 template <class Body>
 DEVICE void for_each_own_pair(u32 tiles, Body body) {
@@ -386,15 +390,21 @@ DEVICE void put_two(T* row, u32 column, u32 columns, bool wide, float first, flo
     if (column + 1 < columns) narrow(row[column + 1], second);
 }
 
-// Calls `body` with each pair of elements of a warp's positions by its channels: the tile of channels, the element, the position, the
-// channel.
+// Calls `body` with each of a lane's rows: its number among them and its position.
 template <class Body>
-DEVICE void for_each_pair(u32 own, Body body) {
+DEVICE void for_each_row(u32 own, Body body) {
 #pragma unroll
-    for (u32 c = 0; c < OUT_TILES; c++) {
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) body(slot, own * TILE + tile_row(slot));
+}
+// Calls `body` with each pair of a lane's elements of a row of COUNT tiles: the tile, the element, and its column in the tiles behind
+// the lane's first.
+template <u32 COUNT, class Body>
+DEVICE void for_each_pair(u32 slot, Body body) {
+#pragma unroll
+    for (u32 tile = 0; tile < COUNT; tile++) {
 #pragma unroll
         for (u32 i = 0; i < HELD; i += 2) {
-            body(c, i, own * TILE + tile_row(row_slot(i)), out_channel() + c * TILE + tile_column(i));
+            if (row_slot(i) == slot) body(tile, i, tile * TILE + column_step(i));
         }
     }
 }

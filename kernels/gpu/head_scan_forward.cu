@@ -9,10 +9,9 @@
 namespace {
 
 struct Shared {
-    activation b[LENGTH * STATES], c[LENGTH * STATES];
+    activation b[LENGTH * STATES], c[ROWS_OR_FACTORS];
     activation state[PARTS * CHANNELS * STATES];
     activation x[LENGTH * CHANNELS];
-    float mixes[PAIRS * TILE * TILE];  // the factors S_ij (C_i . B_j) delta_j
     Steps steps;
 };
 
@@ -35,29 +34,36 @@ DEVICE void chunk_forward(const HeadScanForwardArguments& arguments, Shared& sha
     set_zero(y);
     if (own < tiles) add_states(y, c, h, own);
     __syncthreads();  // decays are there
+    float* const factors = reinterpret_cast<float*>(shared.c);  // S_ij (C_i . B_j) delta_j
     const GroupPairs pairs(arguments.pairs, in, my, chunk);
     for_each_own_pair(tiles, [&](const TilePair& pair) {
         const Accumulator products = load_pairs<Triangle::LOWER>(pairs, pair);
-        put_factor(shared.mixes, pair_index(pair), as_split(elementwise_product(products, weights_of_earlier(steps, pair))));
+        put_factor(factors, pair_index(pair), as_split(elementwise_product(products, weights_of_earlier(steps, pair))));
     });
     __syncthreads();  // weights are there
     if (own < tiles) {
         scale_rows(y, own, steps.from_start);
-        const auto mixes = [&](const TilePair& pair) { return take_factor(shared.mixes, pair_index(pair)); };
+        const auto mixes = [&](const TilePair& pair) { return take_factor(factors, pair_index(pair)); };
         add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);
         const float skip = in.d[my.head];
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            if (position >= chunk.count || channel >= my.channels) return;
+        const u32 first = out_channel() + first_tile_column();
+        for_each_row(own, [&](u32 slot, u32 position) {
+            if (position >= chunk.count) return;
             const u32 row = chunk.row + position;
-            const Pack<2> z = two_of(place(in.z, row, my.channel), channel, my.channels, in.wide != 0);
-            const Pack<2> of_x = load_pack<2>(x.at(position, channel));
-            float out[2];
-#pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                out[k] = gated(fmaf(skip, of_x.at[k], y[tile].at[i + k]), z.at[k], sigmoid(z.at[k]));
-            }
+            const activation* const of_z = place(in.z, row, my.channel);
             float* const to = arguments.out + (row * arguments.out_stride + my.channel);
-            put_two(to, channel, my.channels, in.wide != 0, out[0], out[1]);
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const u32 channel = first + column;
+                if (channel >= my.channels) return;
+                const Pack<2> z = two_of(of_z, channel, my.channels, in.wide != 0);
+                const Pack<2> of_x = load_pack<2>(x.at(position, channel));
+                float out[2];
+#pragma unroll
+                for (u32 k = 0; k < 2; k++) {
+                    out[k] = gated(fmaf(skip, of_x.at[k], y[tile].at[i + k]), z.at[k], sigmoid(z.at[k]));
+                }
+                put_two(to, channel, my.channels, in.wide != 0, out[0], out[1]);
+            });
         });
     }
     move_on(state, steps, steps.into_end, x, b, tiles);

@@ -103,13 +103,15 @@ impl BlockSizes {
         tiles * (tiles + 1) / 2
     }
 
-    /// Factors of all pairs of tiles, in fp32 or in two parts.
-    fn factors_bytes(&self) -> usize {
-        self.tile_pairs() * TILE * TILE * size_of::<f32>()
+    fn forward_bytes(&self) -> usize {
+        self.walk_bytes() + self.factors_beyond_rows()
     }
 
-    fn forward_bytes(&self) -> usize {
-        self.walk_bytes() + self.factors_bytes()
+    /// Factors of all pairs of tiles, in fp32 or in two parts, take the place of rows of B or C; where they are more, these bytes
+    /// are added.
+    fn factors_beyond_rows(&self) -> usize {
+        let factors = self.tile_pairs() * TILE * TILE * size_of::<f32>();
+        factors.saturating_sub(self.length * self.states * self.activation)
     }
 
     /// What forward and backward have: B, C and x, the states in fp32 or in two parts, and the steps.
@@ -122,9 +124,8 @@ impl BlockSizes {
     pub(super) fn backward_bytes(&self) -> usize {
         let Self { channels, length, .. } = *self;
         let sums = 2 * self.tile_pairs() * TILE + length * (2 * self.halves() + 1) + self.warps();
-        let rows = length * self.states * self.activation;
-        let factors_beyond_rows = 2 * self.factors_bytes().saturating_sub(rows);
-        self.walk_bytes() + factors_beyond_rows + (length * channels + sums) * size_of::<f32>()
+        let factors = 2 * self.factors_beyond_rows();
+        self.walk_bytes() + factors + (length * channels + sums) * size_of::<f32>()
     }
 
     fn pairs_bytes(&self) -> usize {
