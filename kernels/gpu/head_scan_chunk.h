@@ -61,18 +61,24 @@ DEVICE float of_tiles(const Steps& steps, u32 first, u32 end) {
     return of_tiles(of_tile, first, end);
 }
 
-// The first LENGTH threads leave the products of decays.
+// The first LENGTH threads leave the products of decays within a tile, as many others those with other tiles.
 DEVICE void put_decays(Steps& steps) {
-    const u32 j = threadIdx.x;
-    if (j >= LENGTH) return;
-    const u32 own = j / TILE, first = own * TILE;
+    static_assert(CHUNK_THREADS >= 2 * LENGTH, "a position has two threads");
+    const u32 thread = formed_anew(threadIdx.x), j = thread % LENGTH, own = j / TILE, first = own * TILE;
+    if (thread >= 2 * LENGTH) return;
+    const bool inside = thread < LENGTH;
     float product = 1.0f, through = 1.0f;
 #pragma unroll
     for (u32 i = 0; i < TILE; i++) {
         const float decay = steps.decay[first + i];
         if (first + i <= j) through *= decay;
         if (first + i > j) product *= decay;
-        steps.within[first + i][j % TILE] = first + i < j ? 0.0f : product;
+        if (inside) steps.within[first + i][j % TILE] = first + i < j ? 0.0f : product;
+    }
+    if (inside) {
+        steps.through[j] = through;
+        steps.behind[j] = product;
+        return;
     }
     float of_tile[TILES];
 #pragma unroll
@@ -82,8 +88,6 @@ DEVICE void put_decays(Steps& steps) {
         for (u32 i = 0; i < TILE; i++) of_tile[tile] *= steps.decay[tile * TILE + i];
     }
     const float to_end = of_tiles(of_tile, own + 1, TILES) * product;
-    steps.through[j] = through;
-    steps.behind[j] = product;
     steps.from_start[j] = of_tiles(of_tile, 0, own) * through;
     steps.to_end[j] = to_end;
     steps.into_end[j] = to_end * steps.delta[j];
