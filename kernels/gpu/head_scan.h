@@ -37,9 +37,16 @@ struct HeadScanInputs {
     u32 wide;  // whether 16 bytes of every row may be read at once
 };
 
+// C_i . B_j of all heads of a group.
+struct HeadScanPairsArguments {
+    float* pairs;  // [b t, g, LENGTH]: of a row i, those of the positions j of its chunk, up to the end of its own tile
+    HeadScanInputs in;
+};
+
 struct HeadScanForwardArguments {
     float* out;  // [b t, h p]
     u64 out_stride;
+    const float* pairs;  // of HeadScanPairsArguments
     HeadScanInputs in;
 };
 
@@ -61,6 +68,7 @@ struct HeadScanBackwardArguments {
     float* passed;      // [b t, h, parts of a head, halves of a part]: E_i dy_i . (C_i . h), what a state before the chunk brings to the loss at a position
     float* totals;      // [b t, h]: ddelta of the channels so far, where a head has more than CHANNELS
     float* parameters;  // [b, 3 h]: da_log, dd and ddelta_bias of each sample
+    const float* pairs; // of HeadScanPairsArguments
     const float* dout;  // [b t, h p]
     u64 dout_stride;
     u32 wide_out;  // whether two neighbours of every row of dx and dz may be written at once
@@ -74,7 +82,7 @@ struct HeadScanBackwardArguments {
 struct Head {
     u32 sample, head;
     u32 channel, channels;  // the first, among those of all heads, and how many
-    u32 b, c;               // the columns of B and C in bc
+    u32 group;
     float rate;             // A log2(e)
 };
 // What all lanes have in common, in a register of each: AMD's compiler would keep it in a scalar register, of which it lacks some.
@@ -94,12 +102,13 @@ DEVICE Head head_of(const HeadScanInputs& in, u32 index, u32 part) {
     my.head = in_lanes(index % in.heads);
     my.channel = in_lanes(my.head * in.width + part * CHANNELS);
     my.channels = in_lanes(min(CHANNELS, in.width - part * CHANNELS));
-    const u32 group = my.head / (in.heads / in.groups);
-    my.b = in_lanes(group * in.states);
-    my.c = in_lanes((in.groups + group) * in.states);
+    my.group = in_lanes(my.head / (in.heads / in.groups));
     my.rate = rate_of(in.a_log[my.head]);
     return my;
 }
+// The columns of B and of C in bc.
+DEVICE u32 column_of_b(const HeadScanInputs& in, const Head& my) { return my.group * in.states; }
+DEVICE u32 column_of_c(const HeadScanInputs& in, const Head& my) { return (in.groups + my.group) * in.states; }
 DEVICE u32 parts_of(const HeadScanInputs& in) { return (in.width + CHANNELS - 1) / CHANNELS; }
 
 // `count` rows of a document.
@@ -129,6 +138,14 @@ struct Documents {
         u32 end = first + 1;
         while (end < most && !begins(end)) end++;
         return end;
+    }
+    // The first chunk that begins at `position` or behind it, where it begins before `end`.
+    __device__ __forceinline__ u32 first_chunk(u32 position, u32 end) const {
+        const u32 behind = (position - document_of(position)) % LENGTH;
+        const u32 most = min(behind == 0 ? position : position + (LENGTH - behind), end);
+        u32 first = position;
+        while (first < most && !begins(first)) first++;
+        return first;
     }
     // Where the document begins that `position` is in.
     __device__ __forceinline__ u32 document_of(u32 position) const {

@@ -28,12 +28,12 @@ typedef SplitRows<LENGTH, CHANNELS> SplitChannels;
 constexpr float NEGLIGIBLE = 9.313225746154785e-10f;  // 2^-30
 
 struct Shared {
-    activation b[LENGTH * STATES], c[LENGTH * STATES];
+    activation b[ROWS_OR_FACTORS], c[ROWS_OR_FACTORS];
     activation state[PARTS * CHANNELS * STATES];  // h, or G
     activation x[LENGTH * CHANNELS];
     activation dy[PARTS * LENGTH * CHANNELS];
     Steps steps;
-    float pairs[TILES][LENGTH];  // the first sum of q, of the positions j of a tile
+    float pairs[PAIRS][TILE], rows[PAIRS][TILE];  // of put_pair_sums
     // Of the channels of either half: S_Lj u_j . (G . B_j), and x . du.
     float from_state[HALVES][LENGTH], of_delta[HALVES][LENGTH];
     float passed[LENGTH];
@@ -55,12 +55,11 @@ DEVICE void put_dy(const SplitChannels& dy, const HeadScanBackwardArguments& arg
 // The states that are formed at once of a head's part of dC or of dB.
 constexpr u32 SHARE_TILES = STATE_TILES / HALVES < 4 ? STATE_TILES / HALVES : 4;
 
-// A head's part of dC or of dB, weights[row] (left[own rows] . state) + pairs values[positions], added to that of the channels
+// A head's part of dC or of dB, weights[row] (left[own rows] . state) + mixes values[positions], added to that of the channels
 // before.
-template <Triangle TRIANGLE, class Left, class Pairs>
+template <Triangle TRIANGLE, class Left>
 DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk, u32 part, const Left& left,
-                       const SplitStates& state, const float (&weights)[LENGTH], Pairs pairs,
-                       const StateRows& values) {
+                       const SplitStates& state, const float (&weights)[LENGTH], float* mixes, const StateRows& values) {
     const u32 own = own_tile(), tiles = tiles_of(chunk);
 #pragma unroll 1
     for (u32 step = 0; step < STATE_TILES / HALVES; step += SHARE_TILES) {
@@ -76,24 +75,23 @@ DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& m
             }
         }
         scale_rows(share, own, weights);
-        add_mixed<TRIANGLE>(share, pairs, values, first, own, tiles);
-#pragma unroll
-        for (u32 s = 0; s < SHARE_TILES; s++) {
-#pragma unroll
-            for (u32 i = 0; i < HELD; i += 2) {
-                const u32 position = own * TILE + tile_row(row_slot(i));
-                if (position >= chunk.count) continue;
-                const u64 row = static_cast<u64>(chunk.row + position) * arguments.in.heads + my.head;
-                float* const to = arguments.shares + (row * STATES + (first + s * TILE + tile_column(i)));
-                Pack<2> sum{{share[s].at[i], share[s].at[i + 1]}};
-                if (part > 0) {
-                    const Pack<2> before = load_pack<2>(to);
-                    sum.at[0] += before.at[0];
-                    sum.at[1] += before.at[1];
-                }
-                store_pack<2>(to, sum);
+        const auto weights_of = [&](const TilePair& pair) { return take_factor(mixes, pair_index(pair)); };
+        add_mixed<TRIANGLE>(share, weights_of, values, first, own, tiles);
+        for_each_row(own, [&](u32 slot, u32 position) {
+            if (position >= chunk.count) return;
+            const u64 row = static_cast<u64>(chunk.row + position) * arguments.in.heads + my.head;
+            float* const to = arguments.shares + (row * STATES + (first + first_tile_column()));
+            if (part > 0) {
+                for_each_pair<SHARE_TILES>(slot, [&](u32 s, u32 i, u32 column) {
+                    const Pack<2> before = load_pack<2>(to + column);
+                    share[s].at[i] += before.at[0];
+                    share[s].at[i + 1] += before.at[1];
+                });
             }
-        }
+            for_each_pair<SHARE_TILES>(slot, [&](u32 s, u32 i, u32 column) {
+                store_pack<2>(to + column, Pack<2>{{share[s].at[i], share[s].at[i + 1]}});
+            });
+        });
     }
 }
 
@@ -128,39 +126,55 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
     set_zero(y);
     if (own < tiles) add_states(y, c, h, own);
     __syncthreads();  // decays are there
+    const GroupPairs pairs(arguments.pairs, in, my, chunk);
+    float* const of_gradients = reinterpret_cast<float*>(shared.c);  // S_ij (dy_i . x_j) delta_j
+    for_each_own_pair(tiles, [&](const TilePair& pair) {
+        const Accumulator products = pair_products<CHANNELS>(dy, x, pair.later, pair.earlier);
+        put_factor(of_gradients, pair_index(pair), as_split(elementwise_product(products, weights_of_earlier(steps, pair))));
+    });
+    __syncthreads();  // weights are there
     if (own < tiles) {
+        const u32 first = out_channel() + first_tile_column();
         float passed[HELD_ROWS] = {};
         scale_rows(y, own, steps.from_start);
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_dy = dy.pair(position, channel);
-            float& sum = passed[row_slot(i)];
-            sum = fmaf(of_dy.at[1], y[tile].at[i + 1], fmaf(of_dy.at[0], y[tile].at[i], sum));
+        for_each_row(own, [&](u32 slot, u32 position) {
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const Pack<2> of_dy = dy.pair(position, first + column);
+                passed[slot] = fmaf(of_dy.at[1], y[tile].at[i + 1], fmaf(of_dy.at[0], y[tile].at[i], passed[slot]));
+            });
         });
         put_row_sums(own, passed, [&](u32 position, float sum) {
             if (position >= chunk.count) return;
             const u64 row = static_cast<u64>(chunk.row + position) * in.heads + my.head;
             arguments.passed[(row * parts_of(in) + part) * HALVES + own_half()] = sum;
         });
-        const auto mixes = [&](u32 other) { return weights_of_earlier<STATES>(steps, c, b, own, other); };
+        const auto mixes = [&](const TilePair& pair) {
+            return as_split(elementwise_product(load_pairs<Triangle::LOWER>(pairs, pair), weights_of_earlier(steps, pair)));
+        };
         add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);
         const float skip = in.d[my.head];
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            if (position >= chunk.count || channel >= my.channels) return;
+        for_each_row(own, [&](u32 slot, u32 position) {
+            if (position >= chunk.count) return;
             const u32 row = chunk.row + position;
             const bool wide = in.wide != 0;
-            const Pack<2> z = two_of(place(in.z, row, my.channel), channel, my.channels, wide);
-            const float* const of_row = arguments.dout + (row * arguments.dout_stride + my.channel);
-            const Pack<2> dout = two_of(of_row, channel, my.channels, wide), of_x = load_pack<2>(x.at(position, channel));
-            float dz[2];
+            const activation* const of_z = place(in.z, row, my.channel);
+            const float* const of_dout = arguments.dout + (row * arguments.dout_stride + my.channel);
+            activation* const to = place(arguments.dz, row, my.channel);
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const u32 channel = first + column;
+                if (channel >= my.channels) return;
+                const Pack<2> z = two_of(of_z, channel, my.channels, wide), dout = two_of(of_dout, channel, my.channels, wide);
+                const Pack<2> of_x = load_pack<2>(x.at(position, channel));
+                float dz[2];
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                dz[k] = dout.at[k] * fmaf(skip, of_x.at[k], y[tile].at[i + k]) * silu_derivative(z.at[k]);
-            }
-            put_two(place(arguments.dz, row, my.channel), channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
+                for (u32 k = 0; k < 2; k++) {
+                    dz[k] = dout.at[k] * fmaf(skip, of_x.at[k], y[tile].at[i + k]) * silu_derivative(z.at[k]);
+                }
+                put_two(to, channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
+            });
         });
         warp_barrier();  // else the compiler loads what is behind it early, and has no registers for that
-        const auto weights = [&](u32 other) { return weights_of_earlier<CHANNELS>(steps, dy, x, own, other); };
-        form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, weights, b);
+        form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, of_gradients, b);
     }
     move_on(state, steps, steps.into_end, x, b, tiles);
 }
@@ -184,62 +198,98 @@ DEVICE float behind_in_row(float own, float& total) {
     return (place < 2 ? far : 0.0f) + (place % 2 == 0 ? near : 0.0f);
 }
 
-// The first sum of q, of the tile's positions j: S_ij (C_i . B_j) (dy_i . u_j) of one tile of positions i, from the last to the first,
-// over j < t <= i. `behind` has the rows' sums over the tiles behind.
-DEVICE void put_pairs(float (&to)[LENGTH], float (&behind)[HELD_ROWS], const Accumulator& bc, const Accumulator& xdy,
-                      const Steps& steps, u32 own, u32 other) {
+// What a pair of tiles adds to the first sum of q: of the products (C_i . B_j) (S_ij dy_i . u_j), of which a row has those of a position j
+// and a column those of an i, the sums over j < t <= i to `sums`, for positions t of the later tile, and those over all i to `of_rows`,
+// for positions j of the earlier one.
+DEVICE void put_pair_sums(float* sums, float* of_rows, const Accumulator& products, const Accumulator& weights, const TilePair& pair) {
+    float behind[HELD_ROWS] = {};
 #pragma unroll
     for (u32 run = RUNS; run-- > 0;) {
-        float sums[RUN] = {};
+        float of_columns[RUN] = {};
 #pragma unroll
         for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-            const u32 j = own * TILE + tile_row(slot);
-            const float delta = steps.delta[j];
+            const u32 j = pair.earlier * TILE + tile_row(slot);
             float suffix[RUN], sum = 0.0f, total;
 #pragma unroll
             for (u32 k = RUN; k-- > 0;) {
                 const u32 i = run_element(run, slot, k);
-                sum = fmaf(bc.at[i] * delta, xdy.at[i], sum);
+                sum = fmaf(products.at[i], weights.at[i], sum);
                 suffix[k] = sum;
             }
             const float rest = behind[slot] + behind_in_row(sum, total);
             behind[slot] += total;
 #pragma unroll
             for (u32 k = 0; k < RUN; k++) {
-                if (other * TILE + tile_column(run_element(run, slot, k)) > j) sums[k] += suffix[k] + rest;
+                if (pair.later * TILE + tile_column(run_element(run, slot, k)) > j) of_columns[k] += suffix[k] + rest;
             }
         }
 #pragma unroll
         for (u32 k = 0; k < RUN; k++) {
 #pragma unroll
             for (u32 mask = WARP == 32 ? 4 : 1; mask < (WARP == 32 ? 32 : 16); mask *= 2) {
-                sums[k] += shuffle_xor(sums[k], mask);
+                of_columns[k] += shuffle_xor(of_columns[k], mask);
             }
-            if (tile_row(0) == 0) to[other * TILE + tile_column(run_element(run, 0, k))] = sums[k];
+            if (tile_row(0) == 0) sums[tile_column(run_element(run, 0, k))] = of_columns[k];
         }
+    }
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        if (first_tile_column() == 0) of_rows[tile_row(slot)] = behind[slot];
     }
 }
 
-// q of the thread's position, from what `shared` has of all; carries what is behind the chunk on to what is before it.
-DEVICE float gradient_of_decay(const Shared& shared, Carried& carried) {
-    const u32 t = threadIdx.x;
-    float within = 0.0f;
+// Sums over COUNT neighbouring lanes: of those before the lane, of those from it on, and of all.
+struct LaneSums {
+    float before, from, all;
+};
+template <u32 COUNT>
+DEVICE LaneSums lane_sums(float value) {
+    LaneSums sums = {0.0f, value, value};
 #pragma unroll
-    for (u32 tile = 0; tile < TILES; tile++) {
-        if (tile <= t / TILE) within += shared.pairs[tile][t];
+    for (u32 mask = 1; mask < COUNT; mask *= 2) {
+        const float others = shuffle_xor(sums.all, mask);
+        if (threadIdx.x & mask) {
+            sums.before += others;
+        } else {
+            sums.from += others;
+        }
+        sums.all += others;
     }
+    return sums;
+}
+
+// The first sum of q of position t: the pairs of which its tile is the later, or stands between, or is the earlier.
+DEVICE float sum_of_pairs(const Shared& shared, u32 t, u32 tiles) {
+    const u32 own = t / TILE;
+    float sum = 0.0f, of_row = 0.0f;
+#pragma unroll
+    for (u32 index = 0; index < PAIRS; index++) {
+        const TilePair pair = tile_pair(index);
+        if (pair.later >= tiles) continue;
+        if (pair.later == own) sum += shared.pairs[index][t % TILE];
+        if (pair.earlier < own && own < pair.later) sum += shared.pairs[index][0];
+        if (pair.earlier == own && own < pair.later) of_row += shared.rows[index][t % TILE];
+    }
+    return sum + lane_sums<TILE>(of_row).before;
+}
+
+// q of the thread's position, from what `shared` has of all; carries what is behind the chunk on to what is before it.
+DEVICE float gradient_of_decay(const Shared& shared, Carried& carried, u32 tiles) {
+    constexpr u32 LANES = LENGTH < WARP ? LENGTH : WARP;
+    const u32 t = threadIdx.x % LENGTH;
+    const float within = sum_of_pairs(shared, t, tiles);
     float from_all = 0.0f, from_before = 0.0f, to_all = 0.0f, to_behind = 0.0f;
-#pragma unroll 4
-    for (u32 j = 0; j < LENGTH; j++) {
-        float of_position = shared.from_state[0][j];
-        if (HALVES > 1) of_position += shared.from_state[HALVES - 1][j];
-        from_all += of_position;
-        if (j < t) from_before += of_position;
-    }
-#pragma unroll 4
-    for (u32 i = LENGTH; i-- > 0;) {
-        to_all += shared.passed[i];
-        if (i >= t) to_behind += shared.passed[i];
+#pragma unroll
+    for (u32 first = 0; first < LENGTH; first += LANES) {
+        const u32 position = first + t % LANES;
+        float of_position = shared.from_state[0][position];
+        if (HALVES > 1) of_position += shared.from_state[HALVES - 1][position];
+        const LaneSums from = lane_sums<LANES>(of_position), to = lane_sums<LANES>(shared.passed[position]);
+        const bool own = first == t / LANES * LANES;
+        if (first <= t) from_before += own ? from.before : from.all;
+        if (first + LANES > t) to_behind += own ? to.from : to.all;
+        from_all += from.all;
+        to_all += to.all;
     }
     const bool reaches_through = shared.steps.from_start[LENGTH - 1] > NEGLIGIBLE;
     const float through = reaches_through ? carried.state_gradient - from_all : 0.0f;
@@ -278,59 +328,64 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     set_zero(du);
     if (own < tiles) add_states(du, b, g, own);
     __syncthreads();  // decays are there
+    const GroupPairs pairs(arguments.pairs, in, my, chunk);
+    float* const of_gradients = reinterpret_cast<float*>(shared.b);  // S_ij (dy_i . x_j) delta_j, transposed
+    for_each_own_pair(tiles, [&](const TilePair& pair) {
+        const u32 index = pair_index(pair);
+        const Accumulator products = load_pairs<Triangle::UPPER>(pairs, pair);
+        Accumulator weights = elementwise_product(pair_products<CHANNELS>(x, dy, pair.earlier, pair.later),
+                                                  decays_between<Triangle::UPPER>(steps, pair));
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) weights.at[i] *= steps.delta[pair.earlier * TILE + tile_row(row_slot(i))];
+        put_pair_sums(shared.pairs[index], shared.rows[index], products, weights, pair);
+        put_factor(of_gradients, index, as_split(weights));
+    });
+    __syncthreads();  // weights are there
     if (own < tiles) {
         scale_rows(du, own, steps.to_end);
+        const u32 first = out_channel() + first_tile_column();
         float from_state[HELD_ROWS] = {};
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
-            float& sum = from_state[row_slot(i)];
+        for_each_row(own, [&](u32 slot, u32 position) {
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const Pack<2> of_x = load_pack<2>(x.at(position, first + column)), of_dy = dy.pair(position, first + column);
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
-                carried.dd = fmaf(of_x.at[k], of_dy.at[k], carried.dd);
-            }
+                for (u32 k = 0; k < 2; k++) {
+                    from_state[slot] = fmaf(of_x.at[k], du[tile].at[i + k], from_state[slot]);
+                    carried.dd = fmaf(of_x.at[k], of_dy.at[k], carried.dd);
+                }
+            });
         });
         put_row_sums(own, from_state, [&](u32 j, float sum) { shared.from_state[own_half()][j] = steps.delta[j] * sum; });
-        float behind[HELD_ROWS] = {};
-        const auto mixes = [&](u32 other) {
-            Accumulator bc = pair_products<STATES>(b, c, own, other);
-            apply_decays<Triangle::UPPER>(bc, steps, own, other);
-            if (own_half() == 0) {
-                const Accumulator xdy = pair_products<CHANNELS>(x, dy, own, other);
-                put_pairs(shared.pairs[own], behind, bc, xdy, steps, own, other);
-            }
-            return bc;
+        const auto mixes = [&](const TilePair& pair) {
+            const Accumulator decays = decays_between<Triangle::UPPER>(steps, pair);
+            return as_split(elementwise_product(load_pairs<Triangle::UPPER>(pairs, pair), decays));
         };
         add_mixed<Triangle::UPPER>(du, mixes, dy, out_channel(), own, tiles);
         const float skip = in.d[my.head];
         float of_delta[HELD_ROWS] = {};
-        for_each_pair(own, [&](u32 tile, u32 i, u32 position, u32 channel) {
-            const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
-            float& sum = of_delta[row_slot(i)];
-            float dx[2];
+        for_each_row(own, [&](u32 slot, u32 position) {
+            const float delta = steps.delta[position];
+            activation* const to = place(arguments.dx, chunk.row + position, my.channel);
+            const u32 channels = position < chunk.count ? my.channels : 0;
+            for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
+                const u32 channel = first + column;
+                const Pack<2> of_x = load_pack<2>(x.at(position, channel)), of_dy = dy.pair(position, channel);
+                float dx[2];
 #pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                sum = fmaf(of_x.at[k], du[tile].at[i + k], sum);
-                dx[k] = fmaf(steps.delta[position], du[tile].at[i + k], skip * of_dy.at[k]);
-            }
-            if (position >= chunk.count || channel >= my.channels) return;
-            activation* const place_of = place(arguments.dx, chunk.row + position, my.channel);
-            put_two(place_of, channel, my.channels, arguments.wide_out != 0, dx[0], dx[1]);
+                for (u32 k = 0; k < 2; k++) {
+                    of_delta[slot] = fmaf(of_x.at[k], du[tile].at[i + k], of_delta[slot]);
+                    dx[k] = fmaf(delta, du[tile].at[i + k], skip * of_dy.at[k]);
+                }
+                put_two(to, channel, channels, arguments.wide_out != 0, dx[0], dx[1]);
+            });
         });
         put_row_sums(own, of_delta, [&](u32 j, float sum) { shared.of_delta[own_half()][j] = sum; });
-        const auto weights = [&](u32 other) {
-            Accumulator xdy = pair_products<CHANNELS>(x, dy, own, other);
-            apply_decays<Triangle::UPPER>(xdy, steps, own, other);
-#pragma unroll
-            for (u32 i = 0; i < HELD; i++) xdy.at[i] *= steps.delta[own * TILE + tile_row(row_slot(i))];
-            return xdy;
-        };
-        form_share<Triangle::UPPER>(arguments, my, chunk, part, x, g, steps.into_end, weights, c);
+        form_share<Triangle::UPPER>(arguments, my, chunk, part, x, g, steps.into_end, of_gradients, c);
     }
     __syncthreads();  // sums are there
     move_on(gradient, steps, steps.from_start, dy, c, tiles);
-    if (thread >= LENGTH) return;
-    const float q = gradient_of_decay(shared, carried);
+    if (in_warp(threadIdx.x / WARP) * WARP >= LENGTH) return;
+    const float q = gradient_of_decay(shared, carried, tiles);
     if (thread >= chunk.count) return;
     float of_delta = shared.of_delta[0][thread];
     if (HALVES > 1) of_delta += shared.of_delta[HALVES - 1][thread];

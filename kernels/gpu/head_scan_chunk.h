@@ -4,6 +4,8 @@
 // share of the states, in its registers, which the positions of all warps move on. Products are those of matrix cores: B, C and x are activations as they are,
 // and what is formed in fp32 (states, weights of pairs, gradients) is split (split_product.h).
 //
+// Products C_i . B_j are the same for all heads of a group: a kernel of its own leaves them to all walks.
+//
 // Decays of a pair of positions are products of at most three: within the tile of the later one, over the tiles between, and within
 // the tile of the earlier one.
 #pragma once
@@ -59,18 +61,24 @@ DEVICE float of_tiles(const Steps& steps, u32 first, u32 end) {
     return of_tiles(of_tile, first, end);
 }
 
-// The first LENGTH threads leave the products of decays.
+// The first LENGTH threads leave the products of decays within a tile, as many others those with other tiles.
 DEVICE void put_decays(Steps& steps) {
-    const u32 j = threadIdx.x;
-    if (j >= LENGTH) return;
-    const u32 own = j / TILE, first = own * TILE;
+    static_assert(CHUNK_THREADS >= 2 * LENGTH, "a position has two threads");
+    const u32 thread = formed_anew(threadIdx.x), j = thread % LENGTH, own = j / TILE, first = own * TILE;
+    if (thread >= 2 * LENGTH) return;
+    const bool inside = thread < LENGTH;
     float product = 1.0f, through = 1.0f;
 #pragma unroll
     for (u32 i = 0; i < TILE; i++) {
         const float decay = steps.decay[first + i];
         if (first + i <= j) through *= decay;
         if (first + i > j) product *= decay;
-        steps.within[first + i][j % TILE] = first + i < j ? 0.0f : product;
+        if (inside) steps.within[first + i][j % TILE] = first + i < j ? 0.0f : product;
+    }
+    if (inside) {
+        steps.through[j] = through;
+        steps.behind[j] = product;
+        return;
     }
     float of_tile[TILES];
 #pragma unroll
@@ -80,8 +88,6 @@ DEVICE void put_decays(Steps& steps) {
         for (u32 i = 0; i < TILE; i++) of_tile[tile] *= steps.decay[tile * TILE + i];
     }
     const float to_end = of_tiles(of_tile, own + 1, TILES) * product;
-    steps.through[j] = through;
-    steps.behind[j] = product;
     steps.from_start[j] = of_tiles(of_tile, 0, own) * through;
     steps.to_end[j] = to_end;
     steps.into_end[j] = to_end * steps.delta[j];
@@ -89,6 +95,33 @@ DEVICE void put_decays(Steps& steps) {
 
 // Which pairs of positions count, of a row and a column: those whose row is not before its column, or not behind it.
 enum class Triangle { LOWER, UPPER };
+
+// The tiles of positions of a chunk in pairs, a tile with itself too.
+constexpr u32 PAIRS = TILES * (TILES + 1) / 2;
+struct TilePair {
+    u32 later, earlier;
+};
+DEVICE u32 pair_index(const TilePair& pair) { return pair.later * (pair.later + 1) / 2 + pair.earlier; }
+DEVICE TilePair tile_pair(u32 index) {
+    u32 later = 0;
+#pragma unroll
+    for (u32 tile = 1; tile < TILES; tile++) later += index >= tile * (tile + 1) / 2;
+    return {later, index - pair_index({later, 0})};
+}
+
+// Activations that have room for rows of B or C, or for the factors of all pairs of tiles, once the rows are not needed any more.
+constexpr u32 FACTORS = PAIRS * PARTS * TILE * TILE;
+constexpr u32 ROWS_OR_FACTORS = LENGTH * STATES > FACTORS ? LENGTH * STATES : FACTORS;
+
+// Calls `body` with each pair of tiles of the chunk that is the warp's.
+template <class Body>
+DEVICE void for_each_own_pair(u32 tiles, Body body) {
+#pragma unroll 1
+    for (u32 index = in_warp(threadIdx.x / WARP); index < PAIRS; index += WARPS) {
+        const TilePair pair = tile_pair(index);
+        if (pair.later < tiles) body(pair);
+    }
+}
 
 // --- tiles --------------------------------------------------------------------------------------------------
 
@@ -131,18 +164,80 @@ DEVICE Accumulator pair_products(const Left& left, const Right& right, u32 own, 
     return pairs;
 }
 
-// Each pair of positions j <= i times S_ij: a row of the tile is i and a column j, or the other way round.
+// C_i . B_j of a chunk in memory.
+struct GroupPairs {
+    const float* first;  // of the chunk's first row
+    u32 stride, count;
+
+    __device__ __forceinline__ GroupPairs(const float* pairs, const HeadScanInputs& in, const Head& my, const Chunk& chunk)
+        : first(pairs + (static_cast<u64>(chunk.row) * in.groups + my.group) * LENGTH), stride(in.groups * LENGTH), count(chunk.count) {}
+};
+// Those of two tiles of positions: a row of the result is i and a column j, or the other way round. Zeros behind the chunk.
 template <Triangle TRIANGLE>
-DEVICE void apply_decays(Accumulator& pairs, const Steps& steps, u32 own, u32 other) {
-    const bool lower = TRIANGLE == Triangle::LOWER;
-    const float between = of_tiles(steps, min(own, other) + 1, max(own, other));
+DEVICE Accumulator load_pairs(const GroupPairs& pairs, const TilePair& pair) {
+    const u32 later = pair.later * TILE, earlier = pair.earlier * TILE;
+    Accumulator tile;
 #pragma unroll
-    for (u32 i = 0; i < HELD; i++) {
-        const u32 row = own * TILE + tile_row(row_slot(i)), column = other * TILE + tile_column(i);
-        const u32 later = lower ? row : column, earlier = lower ? column : row;
-        pairs.at[i] *= own == other ? steps.within[later][earlier % TILE]
-                                    : steps.through[later] * (between * steps.behind[earlier]);
+    for (u32 i = 0; i < HELD; i += 2) {
+        const u32 row = tile_row(row_slot(i)), column = tile_column(i);
+        Pack<2> two = filled<2>(0.0f);
+        if (TRIANGLE == Triangle::LOWER) {
+            if (later + row < pairs.count) two = load_pack<2>(pairs.first + ((later + row) * pairs.stride + earlier + column));
+        } else {
+            const float* const from = pairs.first + ((later + column) * pairs.stride + earlier + row);
+            if (later + column < pairs.count) two.at[0] = *from;
+            if (later + column + 1 < pairs.count) two.at[1] = from[pairs.stride];
+        }
+        tile.at[i] = two.at[0];
+        tile.at[i + 1] = two.at[1];
     }
+    return tile;
+}
+
+// S_ij of two tiles of positions, j <= i: a row of the tile is i and a column j, or the other way round.
+template <Triangle TRIANGLE>
+DEVICE Accumulator decays_between(const Steps& steps, const TilePair& pair) {
+    const bool lower = TRIANGLE == Triangle::LOWER;
+    const u32 rows = (lower ? pair.later : pair.earlier) * TILE, columns = (lower ? pair.earlier : pair.later) * TILE;
+    Accumulator decays;
+    if (pair.later == pair.earlier) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            const u32 row = tile_row(row_slot(i)), column = tile_column(i);
+            decays.at[i] = lower ? steps.within[rows + row][column] : steps.within[columns + column][row];
+        }
+        return decays;
+    }
+    const float between = of_tiles(steps, pair.earlier + 1, pair.later);
+#pragma unroll
+    for (u32 i = 0; i < HELD; i += 2) {
+        const u32 row = rows + tile_row(row_slot(i)), column = columns + tile_column(i);
+        const Pack<2> of_columns = load_pack<2>(lower ? &steps.behind[column] : &steps.through[column]);
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            const float later = lower ? steps.through[row] : of_columns.at[k];
+            decays.at[i + k] = later * (between * (lower ? of_columns.at[k] : steps.behind[row]));
+        }
+    }
+    return decays;
+}
+// S_ij delta_j, a row of the tile being i.
+DEVICE Accumulator weights_of_earlier(const Steps& steps, const TilePair& pair) {
+    Accumulator weights = decays_between<Triangle::LOWER>(steps, pair);
+#pragma unroll
+    for (u32 i = 0; i < HELD; i += 2) {
+        const Pack<2> delta = load_pack<2>(&steps.delta[pair.earlier * TILE + tile_column(i)]);
+        weights.at[i] *= delta.at[0];
+        weights.at[i + 1] *= delta.at[1];
+    }
+    return weights;
+}
+
+// Each element times that of `by` in its place.
+DEVICE Accumulator elementwise_product(Accumulator tile, const Accumulator& by) {
+#pragma unroll
+    for (u32 i = 0; i < HELD; i++) tile.at[i] *= by.at[i];
+    return tile;
 }
 
 // out[c] += left[own rows] . state[channels of tile c of the half], of rows of B or C.
@@ -157,29 +252,20 @@ DEVICE void add_states(Accumulator (&out)[OUT_TILES], const StateRows& left, con
     }
 }
 
-// out[c] += pairs(other)[own rows, positions] values[positions, columns of tile c], which begin at `column`, over the tiles that the
-// own one reaches, the last first.
-template <Triangle TRIANGLE, u32 COUNT, class Pairs, class Values>
-DEVICE void add_mixed(Accumulator (&out)[COUNT], Pairs pairs, const Values& values, u32 column, u32 own, u32 tiles) {
-    const u32 first = TRIANGLE == Triangle::LOWER ? 0 : own, end = TRIANGLE == Triangle::LOWER ? own + 1 : tiles;
+// out[c] += weights(pair)[own rows, positions] values[positions, columns of tile c], which begin at `column`, over the tiles that the own
+// one reaches, the last first.
+template <Triangle TRIANGLE, u32 COUNT, class Weights, class Values>
+DEVICE void add_mixed(Accumulator (&out)[COUNT], Weights weights, const Values& values, u32 column, u32 own, u32 tiles) {
+    const bool lower = TRIANGLE == Triangle::LOWER;
+    const u32 first = lower ? 0 : own, end = lower ? own + 1 : tiles;
 #pragma unroll 1
     for (u32 other = end; other-- > first;) {
-        const SplitFactor factor = as_split(pairs(other));
+        const SplitFactor factor = weights(lower ? TilePair{own, other} : TilePair{other, own});
 #pragma unroll
         for (u32 c = 0; c < COUNT; c++) {
             multiply_add<Stored::BY_TERM>(out[c], factor, values, other * TILE, column + c * TILE);
         }
     }
-}
-
-// S_ij (C_i . B_j) delta_j or S_ij (dy_i . x_j) delta_j, of positions i of the own tile: `left` has theirs.
-template <u32 INNER, class Left, class Right>
-DEVICE Accumulator weights_of_earlier(const Steps& steps, const Left& left, const Right& right, u32 own, u32 other) {
-    Accumulator pairs = pair_products<INNER>(left, right, own, other);
-    apply_decays<Triangle::LOWER>(pairs, steps, own, other);
-#pragma unroll
-    for (u32 i = 0; i < HELD; i++) pairs.at[i] *= steps.delta[other * TILE + tile_column(i)];
-    return pairs;
 }
 
 // --- states -------------------------------------------------------------------------------------------------
@@ -253,21 +339,32 @@ DEVICE void move_on(State& state, const Steps& steps, const float (&weights)[LEN
 // block has met.
 template <u32 COLUMNS>
 DEVICE void put_rows(const SharedRows<COLUMNS>& to, const activation* from, u64 stride, u32 rows, u32 columns, bool wide) {
-    constexpr u32 CHUNK = SharedRows<COLUMNS>::CHUNK, CHUNKS = SharedRows<COLUMNS>::CHUNKS;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < LENGTH * CHUNKS; i += CHUNK_THREADS) {
-        const u32 row = i / CHUNKS, column = i % CHUNKS * CHUNK;
-        activation* const place = to.chunk(row, column);
-        const activation* const source = from + (row * stride + column);
-        const bool inside = row < rows && column < columns;
-        if (inside && wide) {
-            copy_async_16(place, source);
-        } else {
-            store4(reinterpret_cast<float*>(place), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-            const u32 count = inside ? min(CHUNK, columns - column) : 0;
-#pragma unroll 1
-            for (u32 element = 0; element < count; element++) place[element] = source[element];
+    constexpr u32 CHUNK = SharedRows<COLUMNS>::CHUNK, CHUNKS = SharedRows<COLUMNS>::CHUNKS, STEP = CHUNK_THREADS / CHUNKS;
+    static_assert(CHUNK_THREADS % CHUNKS == 0, "a thread has chunks of one column");
+    const u32 first = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * CHUNK;
+    const activation* source = from + (first * stride + column);
+    const u32 count = column < columns ? min(CHUNK, columns - column) : 0, end = count > 0 ? rows : 0;
+    if (wide) {
+#pragma unroll
+        for (u32 step = 0; step < LENGTH; step += STEP) {
+            const u32 row = first + step;
+            if (LENGTH % STEP > 0 && row >= LENGTH) break;
+            activation* const place = to.chunk(row, column);
+            if (row < end) {
+                copy_async_16(place, source);
+            } else {
+                store4(reinterpret_cast<float*>(place), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+            }
+            source += STEP * stride;
         }
+        return;
+    }
+#pragma unroll 1
+    for (u32 row = first; row < LENGTH; row += STEP, source += STEP * stride) {
+        activation* const place = to.chunk(row, column);
+        store4(reinterpret_cast<float*>(place), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+#pragma unroll 1
+        for (u32 element = 0; element < count && row < end; element++) place[element] = source[element];
     }
 }
 
@@ -275,8 +372,8 @@ DEVICE void put_rows(const SharedRows<COLUMNS>& to, const activation* from, u64 
 DEVICE void put_inputs(const StateRows& b, const StateRows& c, const ChannelRows& x, const HeadScanInputs& in, const Head& my,
                        const Chunk& chunk) {
     const bool wide = in.wide != 0;
-    put_rows(b, place(in.bc, chunk.row, my.b), in.bc.stride, chunk.count, in.states, wide);
-    put_rows(c, place(in.bc, chunk.row, my.c), in.bc.stride, chunk.count, in.states, wide);
+    put_rows(b, place(in.bc, chunk.row, column_of_b(in, my)), in.bc.stride, chunk.count, in.states, wide);
+    put_rows(c, place(in.bc, chunk.row, column_of_c(in, my)), in.bc.stride, chunk.count, in.states, wide);
     put_rows(x, place(in.x, chunk.row, my.channel), in.x.stride, chunk.count, my.channels, wide);
     copy_async_commit();
 }
@@ -297,15 +394,21 @@ DEVICE void put_two(T* row, u32 column, u32 columns, bool wide, float first, flo
     if (column + 1 < columns) narrow(row[column + 1], second);
 }
 
-// Calls `body` with each pair of elements of a warp's positions by its channels: the tile of channels, the element, the position, the
-// channel.
+// Calls `body` with each of a lane's rows: its number among them and its position.
 template <class Body>
-DEVICE void for_each_pair(u32 own, Body body) {
+DEVICE void for_each_row(u32 own, Body body) {
 #pragma unroll
-    for (u32 c = 0; c < OUT_TILES; c++) {
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) body(slot, own * TILE + tile_row(slot));
+}
+// Calls `body` with each pair of a lane's elements of a row of COUNT tiles: the tile, the element, and its column in the tiles behind
+// the lane's first.
+template <u32 COUNT, class Body>
+DEVICE void for_each_pair(u32 slot, Body body) {
+#pragma unroll
+    for (u32 tile = 0; tile < COUNT; tile++) {
 #pragma unroll
         for (u32 i = 0; i < HELD; i += 2) {
-            body(c, i, own * TILE + tile_row(row_slot(i)), out_channel() + c * TILE + tile_column(i));
+            if (row_slot(i) == slot) body(tile, i, tile * TILE + column_step(i));
         }
     }
 }

@@ -82,8 +82,8 @@ KERNEL(head_scan_piece, PIECE_THREADS, 4, HeadScanPieceArguments) {
         __syncthreads();  // all have done with the positions before
         for_each_four<PIECE_LENGTH, STATES, PIECE_THREADS>([&](u32 i, u32 state) {
             if (i >= count) return;
-            store4(&shared.b[i][state], four_of(place(in.bc, row + i, my.b), state, in.states, in.wide != 0));
-            store4(&shared.c[i][state], four_of(place(in.bc, row + i, my.c), state, in.states, in.wide != 0));
+            store4(&shared.b[i][state], four_of(place(in.bc, row + i, column_of_b(in, my)), state, in.states, in.wide != 0));
+            store4(&shared.c[i][state], four_of(place(in.bc, row + i, column_of_c(in, my)), state, in.states, in.wide != 0));
         });
         for_each_four<PIECE_LENGTH, PIECE_CHANNELS, PIECE_THREADS>([&](u32 i, u32 channel) {
             if (i >= count) return;

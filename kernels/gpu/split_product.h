@@ -44,6 +44,44 @@ DEVICE SplitFactor as_split(const Accumulator& tile) {
     return split;
 }
 
+// Left factors in shared memory, as the lanes of a warp hold them: TILE TILE words of four bytes each.
+DEVICE activation* place_of_factor(float* factors, u32 index, u32 part) {
+    activation* const first = reinterpret_cast<activation*>(factors + index * (TILE * TILE));
+    return first + (part * (TILE * TILE) + lane_of_warp() * HELD);
+}
+DEVICE void put_factor(float* factors, u32 index, const SplitFactor& split) {
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++) {
+#if ACTIVATION_BF16
+        Pairs<HELD> words;
+#pragma unroll
+        for (u32 i = 0; i < HELD / 2; i++) words.at[i] = split.part[part].pairs[i];
+        store_pairs<HELD>(place_of_factor(factors, index, part), words);
+#else
+        Pack<HELD> words;
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) words.at[i] = split.part[part].at[i];
+        store_pack<HELD>(place_of_factor(factors, index, part), words);
+#endif
+    }
+}
+DEVICE SplitFactor take_factor(float* factors, u32 index) {
+    SplitFactor split;
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++) {
+#if ACTIVATION_BF16
+        const Pairs<HELD> words = load_pairs<HELD>(place_of_factor(factors, index, part));
+#pragma unroll
+        for (u32 i = 0; i < HELD / 2; i++) split.part[part].pairs[i] = words.at[i];
+#else
+        const Pack<HELD> words = load_pack<HELD>(place_of_factor(factors, index, part));
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) split.part[part].at[i] = words.at[i];
+#endif
+    }
+    return split;
+}
+
 // Each element of a factor times `weight(column of the tile)`.
 template <class Left, class Weight>
 DEVICE SplitFactor weighted(const Left& factor, Weight weight) {

@@ -112,7 +112,9 @@ fn a_missing_barrier_fails_the_body() {
     let heads = bodies::head_scan::samples_are_independent;
     let of_chunk = "    __syncthreads();  // the chunk is there\n";
     let of_decays = "    __syncthreads();  // decays are there\n";
-    for forgotten in [of_chunk, of_decays] {
+    let of_weights = "    __syncthreads();  // weights are there\n";
+    let of_rows = "    __syncthreads();  // rows are there\n";
+    for forgotten in [of_chunk, of_decays, of_weights, of_rows] {
         assert_needs::<Fp32>("head_scan_forward.cu", forgotten, heads);
     }
     for forgotten in [
@@ -120,6 +122,7 @@ fn a_missing_barrier_fails_the_body() {
         "    __syncthreads();  // all have done with the chunk behind\n",
         "    __syncthreads();  // sums are there\n",
         of_decays,
+        of_weights,
     ] {
         assert_needs::<Fp32>("head_scan_backward.cu", forgotten, heads);
     }
@@ -293,12 +296,16 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     const FORWARD: &str = "head_scan_forward.cu";
     const BACKWARD: &str = "head_scan_backward.cu";
     const CHUNK: &str = "head_scan_chunk.h";
-    let mix = "add_mixed<Triangle::LOWER>(y, weights, x, out_channel(), own, tiles);";
-    let breaks: [(_, _, _, Body); 12] = [
-        (FORWARD, mix, "(void)weights;", agrees),
+    let mix = "add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);";
+    let chunks = "while (first < most && !begins(first)) first++;";
+    let rows = "return sum + lane_sums<TILE>(of_row).before;";
+    let breaks: [(_, _, _, Body); 14] = [
+        (FORWARD, mix, "(void)mixes;", agrees),
+        ("head_scan.h", chunks, "first = most;", documents_are_independent),
+        (BACKWARD, rows, "return sum;", long_samples_agree),
         (FORWARD, "scale_rows(y, own, steps.from_start);", "", agrees),
         (FORWARD, "if (documents.begins(first)) ", "", agrees),
-        (CHUNK, "own == other ? steps.within", "true ? steps.within", agrees),
+        (CHUNK, "if (pair.later == pair.earlier) {", "if (true) {", agrees),
         (BACKWARD, "suffix[k] + rest", "suffix[k] + 0.0f * rest", agrees),
         (BACKWARD, "within + to_behind", "0.0f * within + to_behind", long_samples_agree),
         (BACKWARD, "within + to_behind", "within + 0.0f * to_behind", long_samples_agree),
@@ -317,8 +324,9 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
         "first - first_of(high), second - second_of(high)",
         "0.0f * first_of(high), 0.0f",
     );
-    let between = (CHUNK, "(between * steps.", "(fmaxf(between, 1.0f) * steps.");
-    for (source, from, to) in [rests, between] {
+    let between = (CHUNK, "later * (between", "later * (fmaxf(between, 1.0f)");
+    let of_between = (BACKWARD, "sum += shared.pairs[index][0];", "sum += 0.0f;");
+    for (source, from, to) in [rests, between, of_between] {
         assert_change_shows::<Bf16>(&[32], SourceChange { source, from, to }, long_samples_agree);
     }
 }

@@ -15,7 +15,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{HEAD_SCAN_BACKWARD, HEAD_SCAN_FORWARD, HEAD_SCAN_PIECE, Source};
-use crate::gpu::{Gpu, GpuStream};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::HeadScanShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
 
@@ -97,8 +97,25 @@ impl BlockSizes {
         self.length / TILE * self.halves()
     }
 
-    /// What forward and backward have: B, C and x, the states in fp32 or in two parts, and the steps.
+    /// Pairs of tiles of positions, a tile with itself too.
+    fn tile_pairs(&self) -> usize {
+        let tiles = self.length / TILE;
+        tiles * (tiles + 1) / 2
+    }
+
     fn forward_bytes(&self) -> usize {
+        self.walk_bytes() + self.factors_beyond_rows()
+    }
+
+    /// Factors of all pairs of tiles, in fp32 or in two parts, take the place of rows of B or C; where they are more, these bytes
+    /// are added.
+    fn factors_beyond_rows(&self) -> usize {
+        let factors = self.tile_pairs() * TILE * TILE * size_of::<f32>();
+        factors.saturating_sub(self.length * self.states * self.activation)
+    }
+
+    /// What forward and backward have: B, C and x, the states in fp32 or in two parts, and the steps.
+    fn walk_bytes(&self) -> usize {
         let Self { states, channels, length, activation, .. } = *self;
         let steps = length * (8 + TILE + 4) * size_of::<f32>();
         length * (2 * states + channels) * activation + self.state_bytes() + steps
@@ -106,8 +123,13 @@ impl BlockSizes {
 
     pub(super) fn backward_bytes(&self) -> usize {
         let Self { channels, length, .. } = *self;
-        let sums = length * (length / TILE + 2 * self.halves() + 1) + self.warps();
-        self.forward_bytes() + (length * channels + sums) * size_of::<f32>()
+        let sums = 2 * self.tile_pairs() * TILE + length * (2 * self.halves() + 1) + self.warps();
+        let factors = 2 * self.factors_beyond_rows();
+        self.walk_bytes() + factors + (length * channels + sums) * size_of::<f32>()
+    }
+
+    fn pairs_bytes(&self) -> usize {
+        2 * self.length * self.states * self.activation
     }
 
     /// The states of a block.
@@ -142,12 +164,21 @@ pub(super) struct Inputs {
     wide: u32,
 }
 
+/// `HeadScanPairsArguments` of `head_scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PairsArguments {
+    pairs: Address,
+    inputs: Inputs,
+}
+
 /// `HeadScanForwardArguments` of `head_scan.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ForwardArguments {
     out: Address,
     out_stride: u64,
+    pairs: Address,
     inputs: Inputs,
 }
 
@@ -178,6 +209,11 @@ impl Plan {
     pub(super) fn launch(&self, all: usize, shared_bytes: usize) -> Result<Launch> {
         let threads = (self.sizes.warps() * self.sizes.warp) as u32;
         Ok(Launch { shared_bytes, ..blocks(self.kernel, all, threads)? })
+    }
+
+    /// Bytes of the products C_i . B_j of all groups, `[b t, g, positions of a chunk]`.
+    pub(super) fn group_pairs_bytes(&self) -> usize {
+        self.shape.sequences().rows() * self.shape.groups() * self.sizes.length * size_of::<f32>()
     }
 
     /// `matrix[b t, e]` in fp32: its first element and its stride.
@@ -258,6 +294,23 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         Plan { kernel, shape, sizes, class: HeadStates::of(shape.states()) }
     }
 
+    /// Leaves the products C_i . B_j of each group in `pairs`, which has `group_pairs_bytes`.
+    pub(super) fn head_scan_pairs(
+        &self,
+        stream: &mut GpuStream<D>,
+        plan: &Plan,
+        pairs: Address,
+        inputs: Inputs,
+    ) -> Result<()> {
+        let (shape, sequences) = (plan.shape, plan.shape.sequences());
+        let runs = sequences.positions().div_ceil(plan.sizes.length);
+        let all = sequences.samples() * shape.groups() * runs;
+        let launch = plan.launch(all, plan.sizes.pairs_bytes())?;
+        let arguments = PairsArguments { pairs, inputs };
+        // SAFETY: `Plan` has checked the rows of the inputs, and each row of each group has its place in `pairs`.
+        unsafe { self.launch(stream, plan.class.forward(), "head_scan_pairs", launch, arguments) }
+    }
+
     pub(in crate::gpu) fn launch_head_scan_forward(
         &self,
         stream: &mut GpuStream<D>,
@@ -271,7 +324,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let beginnings =
             self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = Inputs { beginnings: beginnings.address(), ..checked };
-        let arguments = ForwardArguments { out, out_stride, inputs };
+        let pairs =
+            stream.scratch(self.driver(), ScratchSlot::First, plan.group_pairs_bytes())?;
+        self.head_scan_pairs(stream, &plan, pairs, inputs)?;
+        let arguments = ForwardArguments { out, out_stride, pairs, inputs };
         let parts = shape.head_width().div_ceil(plan.sizes.channels);
         let all = shape.sequences().samples() * shape.heads() * parts;
         let launch = plan.launch(all, plan.sizes.forward_bytes())?;

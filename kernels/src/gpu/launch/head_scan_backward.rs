@@ -37,6 +37,7 @@ struct BackwardArguments {
     passed: Address,
     totals: Address,
     parameters: Address,
+    pairs: Address,
     dout: Address,
     dout_stride: u64,
     wide_out: u32,
@@ -70,6 +71,8 @@ struct Scratch {
     totals: usize,
     /// `[b, 3 h]`
     parameters: usize,
+    /// `[b t, g, positions of a chunk]`
+    pairs: usize,
 }
 
 impl Scratch {
@@ -84,6 +87,7 @@ impl Scratch {
             passed: of_rows * parts * plan.sizes.halves(),
             totals: if parts > 1 { of_rows } else { 0 },
             parameters: sequences.samples() * PARAMETERS * heads * size_of::<f32>(),
+            pairs: plan.group_pairs_bytes(),
         }
     }
 
@@ -92,7 +96,7 @@ impl Scratch {
     }
 
     fn beside_shares(self) -> usize {
-        self.passed + self.totals + self.parameters
+        self.pairs + self.passed + self.totals + self.parameters
     }
 }
 
@@ -135,11 +139,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?.address();
         let of_pairs = [(dprojected.address(), projected_stride), (dxbc.address(), xbc_stride)]
             .map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
-        let pairs = Access::of(2 * size_of::<P::Activation>() as u64, &of_pairs);
+        let of_two = Access::of(2 * size_of::<P::Activation>() as u64, &of_pairs);
         let scratch = Scratch::new(&plan);
         let shares =
             stream.scratch(self.driver(), ScratchSlot::First, scratch.shares_and_states())?;
-        let passed = stream.scratch(self.driver(), ScratchSlot::Second, scratch.beside_shares())?;
+        let pairs = stream.scratch(self.driver(), ScratchSlot::Second, scratch.beside_shares())?;
+        self.head_scan_pairs(stream, &plan, pairs, checked)?;
+        let passed = pairs.offset(scratch.pairs);
         let totals = passed.offset(scratch.passed);
         let parameters = totals.offset(scratch.totals);
         let arguments = BackwardArguments {
@@ -151,9 +157,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             passed,
             totals,
             parameters,
+            pairs,
             dout: dout.address(),
             dout_stride,
-            wide_out: (shape.head_width().is_multiple_of(2) && pairs == Access::Wide).into(),
+            wide_out: (shape.head_width().is_multiple_of(2) && of_two == Access::Wide).into(),
             unused: 0,
             inputs: checked,
         };
