@@ -22,6 +22,7 @@
 mod arguments;
 mod attention;
 mod causal_conv1d;
+mod cross_entropy;
 mod draw;
 mod element;
 mod elementwise;
@@ -38,6 +39,7 @@ pub use self::arguments::{
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
+pub use self::cross_entropy::CrossEntropy;
 pub use self::draw::DrawSettings;
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
@@ -49,7 +51,7 @@ pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
-use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
+use crate::shape::{GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
@@ -57,12 +59,8 @@ pub const NUMERICS_VERSION: u32 = 5;
 
 /// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
 pub trait Backend:
-    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise
+    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise + CrossEntropy
 {
-    /// The rows of logits that a language model's head forms at a time, within a grain. Numerics of
-    /// the kind of device: a grain of more rows adds up one product of its table's gradient a chunk.
-    fn logit_chunk_rows(&self) -> usize;
-
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
     /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m, n, nor on the element's place.
@@ -367,18 +365,6 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// Cross-entropy of each row: `losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target]`, s being the shape's
-    /// logit scale; 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
-    fn cross_entropy(
-        &self,
-        stream: &mut Self::DeviceStream,
-        losses: SliceMut<'_, Self, f32>,
-        logits: SliceMut<'_, Self, Self::Activation>,
-        targets: Slice<'_, Self, u32>,
-        gradient: LogitGradient,
-        shape: CrossEntropyShape,
     ) -> Result<()>;
 
     /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that

@@ -8,7 +8,6 @@ mod runtime;
 mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
-use super::cross_entropy::cross_entropy;
 use super::draw::draw;
 use super::elementwise::{mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
@@ -27,19 +26,15 @@ use super::tree_sum::tree_sums;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
-    NormInput, Output, TreeSum,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, NormGradient, NormInput,
+    Output, TreeSum,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
-use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
+use crate::shape::{GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl Backend for Cpu {
-    fn logit_chunk_rows(&self) -> usize {
-        128
-    }
-
     fn matmul(
         &self,
         stream: &mut DeviceStream,
@@ -343,19 +338,6 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn cross_entropy(
-        &self,
-        stream: &mut DeviceStream,
-        losses: SliceMut<'_, Self, f32>,
-        logits: SliceMut<'_, Self, f32>,
-        targets: Slice<'_, Self, u32>,
-        gradient: LogitGradient,
-        shape: CrossEntropyShape,
-    ) -> Result<()> {
-        let threads = stream.threads();
-        cross_entropy(threads, self.dispatch, losses, logits, targets, gradient, shape)
     }
 
     fn tree_sums(&self, stream: &mut DeviceStream, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {

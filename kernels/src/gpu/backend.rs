@@ -8,8 +8,8 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, LogitGradient, NormGradient,
-    NormInput, Output, TreeSum,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, NormGradient, NormInput,
+    Output, TreeSum,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -19,18 +19,10 @@ use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, weight_gradient};
 use crate::master::{Master, MasterMut, Run};
-use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
+use crate::shape::{GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
-/// Rows of logits that are formed at a time: enough to fill a GPU, few enough that the logits of a large vocabulary stay
-/// below a gigabyte.
-const LOGIT_CHUNK_ROWS: usize = 4096;
-
 impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
-    fn logit_chunk_rows(&self) -> usize {
-        LOGIT_CHUNK_ROWS
-    }
-
     fn matmul(
         &self,
         stream: &mut GpuStream<D>,
@@ -334,18 +326,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
         let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
-    }
-
-    fn cross_entropy(
-        &self,
-        stream: &mut GpuStream<D>,
-        losses: SliceMut<'_, Self, f32>,
-        logits: SliceMut<'_, Self, P::Activation>,
-        targets: Slice<'_, Self, u32>,
-        gradient: LogitGradient,
-        shape: CrossEntropyShape,
-    ) -> Result<()> {
-        self.launch_cross_entropy(stream, losses, logits, targets, gradient, shape)
     }
 
     fn tree_sums(&self, stream: &mut GpuStream<D>, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {
