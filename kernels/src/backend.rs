@@ -40,7 +40,7 @@ pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
 pub use self::cross_entropy::CrossEntropy;
-pub use self::draw::DrawSettings;
+pub use self::draw::{Draw, DrawSettings};
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
@@ -59,7 +59,7 @@ pub const NUMERICS_VERSION: u32 = 5;
 
 /// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
 pub trait Backend:
-    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise + CrossEntropy
+    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise + CrossEntropy + Draw
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -201,25 +201,6 @@ pub trait Backend:
         tokens: SliceMut<'_, Self, u32>,
         logits: Matrix<'_, Self, Self::Activation>,
         scale: f32,
-    ) -> Result<()>;
-
-    /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
-    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where roundings in
-    /// another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
-    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v columns at most 8 v^2 2^-53 of the draws, one in 450,000 at
-    /// 50,257; more where many weights are equal and `top_p` cuts among them.
-    ///
-    /// # Errors
-    /// More or fewer tokens or uniform numbers than rows, columns that are not contiguous, settings that
-    /// [`check`](DrawSettings::check) refuses, or a device that fails.
-    fn draw(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        uniforms: Slice<'_, Self, f64>,
-        scale: f32,
-        settings: &DrawSettings,
     ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of

@@ -8,7 +8,6 @@ mod runtime;
 mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
-use super::draw::draw;
 use super::elementwise::{mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
@@ -26,8 +25,7 @@ use super::tree_sum::tree_sums;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, NormGradient, NormInput,
-    Output, TreeSum,
+    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output, TreeSum,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
@@ -171,18 +169,6 @@ impl Backend for Cpu {
         scale: f32,
     ) -> Result<()> {
         self.likeliest(stream, tokens, logits, scale)
-    }
-
-    fn draw(
-        &self,
-        stream: &mut DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        uniforms: Slice<'_, Self, f64>,
-        scale: f32,
-        settings: &DrawSettings,
-    ) -> Result<()> {
-        draw(stream.threads(), tokens, logits, uniforms, scale, settings)
     }
 
     fn rms_norm_forward(

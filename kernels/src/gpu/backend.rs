@@ -8,8 +8,7 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LionStep, NormGradient, NormInput,
-    Output, TreeSum,
+    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output, TreeSum,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -155,18 +154,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         const KERNEL: &str = "likeliest_of_activations";
         // SAFETY: the kernel reads the type of activations that its source is compiled for.
         unsafe { self.launch_likeliest(stream, KERNEL, tokens, logits, scale) }
-    }
-
-    fn draw(
-        &self,
-        stream: &mut GpuStream<D>,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        uniforms: Slice<'_, Self, f64>,
-        scale: f32,
-        settings: &DrawSettings,
-    ) -> Result<()> {
-        self.launch_draw(stream, tokens, logits, uniforms, scale, settings)
     }
 
     fn rms_norm_forward(
