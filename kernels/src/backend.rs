@@ -28,6 +28,7 @@ mod element;
 mod elementwise;
 mod head_scan;
 mod kernel_group;
+mod likeliest;
 mod runtime;
 mod selective_scan;
 
@@ -46,6 +47,7 @@ pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
+pub use self::likeliest::Likeliest;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
@@ -59,7 +61,15 @@ pub const NUMERICS_VERSION: u32 = 5;
 
 /// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
 pub trait Backend:
-    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise + CrossEntropy + Draw
+    Runtime
+    + CausalConv1d
+    + SelectiveScan
+    + HeadScan
+    + Attention
+    + Elementwise
+    + CrossEntropy
+    + Draw
+    + Likeliest
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -179,28 +189,6 @@ pub trait Backend:
         dout: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
         grains: GrainRows,
-    ) -> Result<()>;
-
-    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`] where one of the row's is
-    /// no finite number.
-    ///
-    /// # Errors
-    /// More or fewer tokens than rows, columns that are not contiguous, or a device that fails.
-    fn likeliest(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        scale: f32,
-    ) -> Result<()>;
-
-    /// [`likeliest`](Self::likeliest) of logits as activations hold them, with its errors.
-    fn likeliest_of_activations(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, Self::Activation>,
-        scale: f32,
     ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of

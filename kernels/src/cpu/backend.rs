@@ -13,7 +13,6 @@ use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
-use super::likeliest::likeliest;
 use super::lion::lion;
 use super::master::{join_master, split_master};
 use super::matmul::matmul;
@@ -149,26 +148,6 @@ impl Backend for Cpu {
         grains: GrainRows,
     ) -> Result<()> {
         embedding_backward_add(stream, self.dispatch, lane_table, dout, tokens, grains)
-    }
-
-    fn likeliest(
-        &self,
-        stream: &mut DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        scale: f32,
-    ) -> Result<()> {
-        likeliest(stream.threads(), tokens, logits, scale)
-    }
-
-    fn likeliest_of_activations(
-        &self,
-        stream: &mut DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        scale: f32,
-    ) -> Result<()> {
-        self.likeliest(stream, tokens, logits, scale)
     }
 
     fn rms_norm_forward(

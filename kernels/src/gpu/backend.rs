@@ -133,29 +133,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_embedding_backward_add(stream, lane_table, dout, tokens, grains)
     }
 
-    fn likeliest(
-        &self,
-        stream: &mut GpuStream<D>,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        scale: f32,
-    ) -> Result<()> {
-        // SAFETY: the kernel reads fp32.
-        unsafe { self.launch_likeliest(stream, "likeliest", tokens, logits, scale) }
-    }
-
-    fn likeliest_of_activations(
-        &self,
-        stream: &mut GpuStream<D>,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, P::Activation>,
-        scale: f32,
-    ) -> Result<()> {
-        const KERNEL: &str = "likeliest_of_activations";
-        // SAFETY: the kernel reads the type of activations that its source is compiled for.
-        unsafe { self.launch_likeliest(stream, KERNEL, tokens, logits, scale) }
-    }
-
     fn rms_norm_forward(
         &self,
         stream: &mut GpuStream<D>,
