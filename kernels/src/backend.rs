@@ -26,6 +26,7 @@ mod cross_entropy;
 mod draw;
 mod element;
 mod elementwise;
+mod embedding;
 mod head_scan;
 mod kernel_group;
 mod likeliest;
@@ -45,6 +46,7 @@ pub use self::draw::{Draw, DrawSettings};
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
+pub use self::embedding::Embedding;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
@@ -70,6 +72,7 @@ pub trait Backend:
     + CrossEntropy
     + Draw
     + Likeliest
+    + Embedding
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -169,27 +172,6 @@ pub trait Backend:
     /// The bytes that [`weight_gradient_add`](Self::weight_gradient_add) of a `weight[m, k]` takes of the device's memory beside its
     /// arguments, and that a stream keeps for its next kernels.
     fn weight_gradient_scratch_bytes(&self, weight: [usize; 2], grains: GrainRows) -> usize;
-
-    /// `out[rows, d] (+)= table[tokens[row]]`, rows of the fp32 residual stream.
-    fn embedding_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        table: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
-    /// The grain's sum is formed from +0.0, then added.
-    fn embedding_backward_add(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane_table: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        grains: GrainRows,
-    ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of
     /// rows of activations, `y[rows, h d]`, where the shape has several; those of the residual stream are refused.

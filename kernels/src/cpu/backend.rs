@@ -9,7 +9,6 @@ mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::elementwise::{mean_gradient, sums_of_squares};
-use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
@@ -126,28 +125,6 @@ impl Backend for Cpu {
 
     fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], _: GrainRows) -> usize {
         m.saturating_mul(k).saturating_mul(size_of::<f32>())
-    }
-
-    fn embedding_forward(
-        &self,
-        _: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        table: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        output: Output,
-    ) -> Result<()> {
-        embedding_forward(out, table, tokens, output)
-    }
-
-    fn embedding_backward_add(
-        &self,
-        stream: &mut DeviceStream,
-        lane_table: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        embedding_backward_add(stream, self.dispatch, lane_table, dout, tokens, grains)
     }
 
     fn rms_norm_forward(

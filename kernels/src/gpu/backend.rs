@@ -111,28 +111,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         weight_gradient::scratch_bytes(m.saturating_mul(k), grains)
     }
 
-    fn embedding_forward(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, f32>,
-        table: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        output: Output,
-    ) -> Result<()> {
-        self.launch_embedding_forward(stream, out, table, tokens, output)
-    }
-
-    fn embedding_backward_add(
-        &self,
-        stream: &mut GpuStream<D>,
-        lane_table: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        self.launch_embedding_backward_add(stream, lane_table, dout, tokens, grains)
-    }
-
     fn rms_norm_forward(
         &self,
         stream: &mut GpuStream<D>,
