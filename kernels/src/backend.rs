@@ -32,6 +32,7 @@ mod kernel_group;
 mod likeliest;
 mod runtime;
 mod selective_scan;
+mod tree_sums;
 
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
@@ -53,6 +54,7 @@ pub use self::likeliest::Likeliest;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
+pub use self::tree_sums::TreeSums;
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape};
@@ -73,6 +75,7 @@ pub trait Backend:
     + Draw
     + Likeliest
     + Embedding
+    + TreeSums
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -316,31 +319,6 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that
-    /// [`TreeTerm`] describes. So a sum over lanes has the same bits on any worker and in any number of parts.
-    ///
-    /// # Errors
-    /// Terms that are no tree, of another length than `out`, or on a GPU more than 32, or more than 12 sums that wait.
-    fn tree_sum(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        terms: &[TreeTerm<'_, Self>],
-    ) -> Result<()> {
-        self.tree_sums(stream, vec![TreeSum { out, terms: terms.to_vec() }])
-    }
-
-    /// The [`tree_sum`](Self::tree_sum) of each. A GPU forms several in one launch, which keeps the links between devices busy where
-    /// each of them is small.
-    ///
-    /// # Errors
-    /// As [`tree_sum`](Self::tree_sum), for any of them: then none is written.
-    fn tree_sums(
-        &self,
-        stream: &mut Self::DeviceStream,
-        sums: Vec<TreeSum<'_, Self>>,
     ) -> Result<()>;
 
     /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:

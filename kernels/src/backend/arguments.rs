@@ -30,10 +30,10 @@ pub enum LogitGradient {
     InPlace,
 }
 
-/// The most terms of one [`tree_sum`](super::Backend::tree_sum) on a GPU.
+/// The most terms of one [`tree_sum`](super::TreeSums::tree_sum) on a GPU.
 pub const MOST_TREE_TERMS: usize = 32;
 
-/// A term of [`tree_sum`](super::Backend::tree_sum), and where it stands in the tree.
+/// A term of [`tree_sum`](super::TreeSums::tree_sum), and where it stands in the tree.
 ///
 /// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower
 /// plus the upper, as often as `joins` says. In the end one sum is left.
@@ -51,7 +51,7 @@ impl<B: Runtime> Clone for TreeTerm<'_, B> {
 }
 impl<B: Runtime> Copy for TreeTerm<'_, B> {}
 
-/// A sum that [`tree_sums`](super::Backend::tree_sums) forms.
+/// A sum that [`tree_sums`](super::TreeSums::tree_sums) forms.
 pub struct TreeSum<'a, B: Runtime> {
     /// Where it goes.
     pub out: SliceMut<'a, B, f32>,

@@ -19,11 +19,10 @@ use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
-use super::tree_sum::tree_sums;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output, TreeSum,
+    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
@@ -280,10 +279,6 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn tree_sums(&self, stream: &mut DeviceStream, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {
-        tree_sums(stream.threads(), self.dispatch, sums)
     }
 
     fn mean_gradient(

@@ -8,7 +8,7 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output, TreeSum,
+    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -268,10 +268,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
         let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
-    }
-
-    fn tree_sums(&self, stream: &mut GpuStream<D>, sums: Vec<TreeSum<'_, Self>>) -> Result<()> {
-        self.launch_tree_sums(stream, sums)
     }
 
     fn mean_gradient(
