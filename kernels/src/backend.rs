@@ -14,7 +14,7 @@
 //! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the number of rows, on compute
 //!   threads or on launch shape. So the microbatch is never numerics.
 //! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per grain (`[grains, ...]`, formed
-//!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](Elementwise::accumulate).
+//!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](GradientSums::accumulate).
 //!   Kernels whose names end in `_add` add each grain's complete gradient to the lane themselves, in order.
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
@@ -27,6 +27,7 @@ mod draw;
 mod element;
 mod elementwise;
 mod embedding;
+mod gradient_sums;
 mod head_scan;
 mod kernel_group;
 mod likeliest;
@@ -48,6 +49,7 @@ pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
 pub use self::embedding::Embedding;
+pub use self::gradient_sums::GradientSums;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
@@ -76,6 +78,7 @@ pub trait Backend:
     + Likeliest
     + Embedding
     + TreeSums
+    + GradientSums
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -319,35 +322,6 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:
-    /// `sums[first + i] = (sums[first + i] + sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
-    ///
-    /// `count` is the number of counted tokens as the nearest `f32`: itself to 2^24, above it off by one in 2^24 parts at the
-    /// most. It is the same on every worker, so that no bit depends on which worker divides.
-    ///
-    /// # Errors
-    /// A use that leaves `sums`, or overlaps another.
-    fn mean_gradient(
-        &self,
-        stream: &mut Self::DeviceStream,
-        sums: SliceMut<'_, Self, f32>,
-        first: usize,
-        others: &[usize],
-        elements: usize,
-        count: f32,
-    ) -> Result<()>;
-
-    /// `out[i]` = the sum of squares of range i of `x`: the ranges follow each other and end at `ends`, `0..ends[0]`,
-    /// `ends[0]..ends[1]` and so on; the last end is `x.elements()`. Each is formed in f64 over a
-    /// fixed tree that depends on the range's length alone.
-    fn sums_of_squares(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f64>,
-        x: Slice<'_, Self, f32>,
-        ends: &[usize],
     ) -> Result<()>;
 
     /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,

@@ -8,7 +8,6 @@ mod runtime;
 mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
-use super::elementwise::{mean_gradient, sums_of_squares};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
@@ -18,7 +17,7 @@ use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
-use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
+use super::rows::{Rows, RowsMut, exactly};
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
@@ -279,29 +278,6 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn mean_gradient(
-        &self,
-        _: &mut DeviceStream,
-        sums: SliceMut<'_, Self, f32>,
-        first: usize,
-        others: &[usize],
-        elements: usize,
-        count: f32,
-    ) -> Result<()> {
-        mean_gradient(self.dispatch, elements_mut(sums), first, others, elements, count)
-    }
-
-    fn sums_of_squares(
-        &self,
-        stream: &mut DeviceStream,
-        out: SliceMut<'_, Self, f64>,
-        x: Slice<'_, Self, f32>,
-        ends: &[usize],
-    ) -> Result<()> {
-        let out = exactly_mut("sums_of_squares", "out", out, ends.len())?;
-        sums_of_squares(stream.threads(), self.dispatch, out, elements(x), ends)
     }
 
     fn adamw(

@@ -13,7 +13,7 @@ use super::Cpu;
 use super::InstructionSet;
 use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
-use super::elementwise::AddAssign;
+use super::gradient_sums::AddAssign;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut};

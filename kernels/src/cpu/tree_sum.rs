@@ -1,7 +1,7 @@
 //! Sums along a binary tree.
 
 use super::dispatch::Dispatch;
-use super::elementwise::AddAssign;
+use super::gradient_sums::AddAssign;
 use super::rows::{elements_mut, exactly};
 use super::{Cpu, DeviceStream};
 use crate::backend::{TermValues, TreeSum, TreeSums, TreeTerm, check_tree};

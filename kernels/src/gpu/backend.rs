@@ -270,28 +270,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
     }
 
-    fn mean_gradient(
-        &self,
-        stream: &mut GpuStream<D>,
-        sums: SliceMut<'_, Self, f32>,
-        first: usize,
-        others: &[usize],
-        elements: usize,
-        count: f32,
-    ) -> Result<()> {
-        self.launch_mean_gradient(stream, sums, first, others, elements, count)
-    }
-
-    fn sums_of_squares(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f64>,
-        x: Slice<'_, Self, f32>,
-        ends: &[usize],
-    ) -> Result<()> {
-        self.launch_sums_of_squares(stream, out, x, ends)
-    }
-
     fn adamw(
         &self,
         stream: &mut GpuStream<D>,

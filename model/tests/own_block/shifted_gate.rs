@@ -4,7 +4,7 @@ mod generation;
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{Elementwise, KernelGroup, Output};
+use tidemill_kernels::backend::{GradientSums, KernelGroup, Output};
 use tidemill_kernels::cpu::Buffer;
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Cpu, Runtime, Slice, SliceMut};

@@ -2,22 +2,11 @@
 
 use crate::backend::{Elementwise, Values, ValuesMut, check_axpby};
 use crate::cpu::axpby::axpby;
-use crate::cpu::elementwise::accumulate;
 use crate::cpu::rows::{elements, elements_mut};
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
-use crate::view::{Slice, SliceMut};
 
 impl Elementwise for Cpu {
-    fn accumulate(
-        &self,
-        stream: &mut DeviceStream,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        accumulate(stream.threads(), self.dispatch, elements_mut(lane), elements(gradients))
-    }
-
     fn axpby(
         &self,
         stream: &mut DeviceStream,

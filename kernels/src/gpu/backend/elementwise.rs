@@ -5,18 +5,8 @@ use crate::error::Result;
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream};
-use crate::view::{Slice, SliceMut};
 
 impl<D: Driver, P: Precision> Elementwise for Gpu<D, P> {
-    fn accumulate(
-        &self,
-        stream: &mut GpuStream<D>,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        self.launch_accumulate(stream, lane, gradients)
-    }
-
     fn axpby(
         &self,
         stream: &mut GpuStream<D>,
