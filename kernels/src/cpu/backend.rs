@@ -2,7 +2,6 @@
 
 mod attention;
 mod causal_conv1d;
-mod elementwise;
 mod head_scan;
 mod runtime;
 mod selective_scan;
