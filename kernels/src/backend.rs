@@ -19,6 +19,7 @@
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
+mod adamw;
 mod arguments;
 mod attention;
 mod causal_conv1d;
@@ -35,6 +36,7 @@ mod runtime;
 mod selective_scan;
 mod tree_sums;
 
+pub use self::adamw::AdamW;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
     KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, NormGradient, NormInput,
@@ -79,6 +81,7 @@ pub trait Backend:
     + Embedding
     + TreeSums
     + GradientSums
+    + AdamW
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -322,35 +325,6 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,
-    ///
-    /// ```text
-    /// p *= decay_factor
-    /// m  = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
-    /// p -= learning_rate / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
-    /// ```
-    fn adamw(
-        &self,
-        stream: &mut Self::DeviceStream,
-        parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()>;
-
-    /// [`adamw`](Self::adamw) of a chunk of [masters](crate::master): joined, updated with the same arithmetic, split. So
-    /// what [`join_master`](Self::join_master) then gives, and both moments, have the bits that `adamw` gives fp32 parameters.
-    fn adamw_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
     ) -> Result<()>;
 
     /// One Lion update of a chunk of [masters](crate::master): with `g = gradient * gradient_scale`,

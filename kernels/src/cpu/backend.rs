@@ -14,14 +14,11 @@ use super::lion::lion;
 use super::master::{join_master, split_master};
 use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
-use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, exactly};
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
-use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output,
-};
+use crate::backend::{Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape, check_limit};
@@ -277,32 +274,6 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn adamw(
-        &self,
-        stream: &mut DeviceStream,
-        parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()> {
-        let moments = [exp_avg, exp_avg_sq];
-        adamw("adamw", stream.threads(), self.dispatch, parameters, moments, gradient, step)
-    }
-
-    fn adamw_master(
-        &self,
-        stream: &mut DeviceStream,
-        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()> {
-        let moments = [exp_avg, exp_avg_sq];
-        adamw("adamw_master", stream.threads(), self.dispatch, rounded, moments, gradient, step)
     }
 
     fn lion(

@@ -6,9 +6,7 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output,
-};
+use crate::backend::{Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
@@ -267,30 +265,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
         let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
-    }
-
-    fn adamw(
-        &self,
-        stream: &mut GpuStream<D>,
-        parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()> {
-        self.launch_adamw(stream, parameters, exp_avg, exp_avg_sq, gradient, step)
-    }
-
-    fn adamw_master(
-        &self,
-        stream: &mut GpuStream<D>,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()> {
-        self.launch_adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)
     }
 
     fn lion(

@@ -57,7 +57,7 @@ impl<B: Backend> UpdateRule<B> for AdamW {
     ) -> Result<()> {
         let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
         let step = self.step(scalars);
-        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
+        Ok(backend.adamw_master(stream, master, [exp_avg, exp_avg_sq], gradient, step)?)
     }
 }
 

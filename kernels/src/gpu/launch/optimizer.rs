@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks};
 use super::{KernelName, exactly, exactly_mut};
-use crate::backend::AdamWStep;
+use crate::backend::{self, AdamWStep};
 use crate::error::Result;
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::buffer::Place;
@@ -162,37 +162,32 @@ impl SplitMaster {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// One update of a chunk.
-    pub(in crate::gpu) fn launch_adamw(
+impl<D: Driver, P: Precision> backend::AdamW for Gpu<D, P> {
+    fn adamw(
         &self,
         stream: &mut GpuStream<D>,
         parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
+        moments: [SliceMut<'_, Self, f32>; 2],
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
     ) -> Result<()> {
         const KERNEL: &str = "adamw";
-        let moments = [exp_avg, exp_avg_sq];
         let update = Update::new(KERNEL, parameters.elements, moments, gradient, step)?;
         // SAFETY: the update has the elements of the parameters.
         unsafe { self.update_whole(stream, KERNEL, parameters.address(), update) }
     }
 
-    /// One update of a chunk of masters.
-    pub(in crate::gpu) fn launch_adamw_master(
+    fn adamw_master(
         &self,
         stream: &mut GpuStream<D>,
         master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
+        moments: [SliceMut<'_, Self, f32>; 2],
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
     ) -> Result<()> {
         const KERNEL: &str = "adamw_master";
         let elements = master.elements();
-        let update = Update::new(KERNEL, elements, [exp_avg, exp_avg_sq], gradient, step)?;
+        let update = Update::new(KERNEL, elements, moments, gradient, step)?;
         if P::ELEMENT == ElementKind::F32 {
             // SAFETY: the update has the elements of the master, which is whole in this precision.
             return unsafe { self.update_whole(stream, KERNEL, master.rounded.address(), update) };
@@ -206,7 +201,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the update has the elements of the master, whose halves are equally long.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// One update of fp32 parameters, for `kernel`.
     ///
     /// # Safety

@@ -190,8 +190,7 @@ pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Me
         backend.adamw(
             stream,
             SliceMut::all(&mut parameters),
-            SliceMut::all(&mut exp_avg),
-            SliceMut::all(&mut exp_avg_sq),
+            [SliceMut::all(&mut exp_avg), SliceMut::all(&mut exp_avg_sq)],
             Slice::all(&gradient),
             FIRST_STEP,
         )
@@ -212,8 +211,7 @@ pub(super) fn adamw_master<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize
         backend.adamw_master(
             stream,
             MasterMut::new(SliceMut::all(&mut rounded), SliceMut::all(&mut remainder))?,
-            SliceMut::all(&mut exp_avg),
-            SliceMut::all(&mut exp_avg_sq),
+            [SliceMut::all(&mut exp_avg), SliceMut::all(&mut exp_avg_sq)],
             Slice::all(&gradient),
             FIRST_STEP,
         )
