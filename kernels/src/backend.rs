@@ -32,6 +32,7 @@ mod gradient_sums;
 mod head_scan;
 mod kernel_group;
 mod likeliest;
+mod lion;
 mod runtime;
 mod selective_scan;
 mod tree_sums;
@@ -55,6 +56,7 @@ pub use self::gradient_sums::GradientSums;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
+pub use self::lion::Lion;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
@@ -82,6 +84,7 @@ pub trait Backend:
     + TreeSums
     + GradientSums
     + AdamW
+    + Lion
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -325,21 +328,6 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// One Lion update of a chunk of [masters](crate::master): with `g = gradient * gradient_scale`,
-    ///
-    /// ```text
-    /// p = p decay_factor - learning_rate sign(beta1 m + (1 - beta1) g)
-    /// m = beta2 m + (1 - beta2) g
-    /// ```
-    fn lion(
-        &self,
-        stream: &mut Self::DeviceStream,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: LionStep,
     ) -> Result<()>;
 
     /// `out` is the [master](crate::master) of `from`: a copy of it where activations are fp32.

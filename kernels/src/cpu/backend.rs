@@ -10,7 +10,6 @@ use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
-use super::lion::lion;
 use super::master::{join_master, split_master};
 use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
@@ -18,7 +17,7 @@ use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, exactly};
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
-use crate::backend::{Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output};
+use crate::backend::{Backend, Gelu, GeluGradients, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape, check_limit};
@@ -274,17 +273,6 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn lion(
-        &self,
-        stream: &mut DeviceStream,
-        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: LionStep,
-    ) -> Result<()> {
-        lion(stream.threads(), self.dispatch, rounded, exp_avg, gradient, step)
     }
 
     fn split_master(

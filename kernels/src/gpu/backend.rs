@@ -6,7 +6,7 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use crate::backend::{Backend, Gelu, GeluGradients, LionStep, NormGradient, NormInput, Output};
+use crate::backend::{Backend, Gelu, GeluGradients, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
@@ -265,17 +265,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
         let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
-    }
-
-    fn lion(
-        &self,
-        stream: &mut GpuStream<D>,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: LionStep,
-    ) -> Result<()> {
-        self.launch_lion(stream, master, exp_avg, gradient, step)
     }
 
     fn split_master(
