@@ -33,6 +33,7 @@ mod head_scan;
 mod kernel_group;
 mod likeliest;
 mod lion;
+mod masters;
 mod runtime;
 mod selective_scan;
 mod tree_sums;
@@ -57,12 +58,12 @@ pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInpu
 pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
 pub use self::lion::Lion;
+pub use self::masters::Masters;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
 pub use self::tree_sums::TreeSums;
 use crate::error::Result;
-use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -85,6 +86,7 @@ pub trait Backend:
     + GradientSums
     + AdamW
     + Lion
+    + Masters
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -328,23 +330,5 @@ pub trait Backend:
         dx: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
         limit: f32,
-    ) -> Result<()>;
-
-    /// `out` is the [master](crate::master) of `from`: a copy of it where activations are fp32.
-    fn split_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MasterMut<'_, Self>,
-        from: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// For each of `runs`, in the order of their places in `out`, `out[to + i]` is the fp32 that `from[from + i]` is the
-    /// [master](crate::master) of: what was split, to the bit, unless it is NaN. The rest of `out` stays as it is.
-    fn join_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        from: Master<'_, Self>,
-        runs: &[Run],
     ) -> Result<()>;
 }

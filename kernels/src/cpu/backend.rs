@@ -10,7 +10,6 @@ use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
-use super::master::{join_master, split_master};
 use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
 use super::row_map::{MapInputs, map_rows};
@@ -19,7 +18,6 @@ use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{Backend, Gelu, GeluGradients, NormGradient, NormInput, Output};
 use crate::error::Result;
-use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -273,24 +271,5 @@ impl Backend for Cpu {
         check_limit(KERNEL, limit)?;
         let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
         map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
-    }
-
-    fn split_master(
-        &self,
-        _: &mut DeviceStream,
-        out: MasterMut<'_, Self>,
-        from: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        split_master(out, from)
-    }
-
-    fn join_master(
-        &self,
-        _: &mut DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        from: Master<'_, Self>,
-        runs: &[Run],
-    ) -> Result<()> {
-        join_master(out, from, runs)
     }
 }

@@ -14,7 +14,6 @@ use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, weight_gradient};
-use crate::master::{Master, MasterMut, Run};
 use crate::shape::{GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -265,24 +264,5 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
         let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
         self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
-    }
-
-    fn split_master(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MasterMut<'_, Self>,
-        from: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        self.launch_split_master(stream, out, from)
-    }
-
-    fn join_master(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f32>,
-        from: Master<'_, Self>,
-        runs: &[Run],
-    ) -> Result<()> {
-        self.launch_join_master(stream, out, from, runs)
     }
 }
