@@ -22,12 +22,15 @@
 mod adamw;
 mod arguments;
 mod attention;
+mod bias;
 mod causal_conv1d;
+mod clamp;
 mod cross_entropy;
 mod draw;
 mod element;
 mod elementwise;
 mod embedding;
+mod gelu;
 mod gradient_sums;
 mod head_scan;
 mod kernel_group;
@@ -46,13 +49,16 @@ pub use self::arguments::{
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
+pub use self::bias::Bias;
 pub use self::causal_conv1d::CausalConv1d;
+pub use self::clamp::Clamp;
 pub use self::cross_entropy::CrossEntropy;
 pub use self::draw::{Draw, DrawSettings};
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
 pub use self::embedding::Embedding;
+pub use self::gelu::BiasedGelu;
 pub use self::gradient_sums::GradientSums;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
@@ -87,6 +93,9 @@ pub trait Backend:
     + AdamW
     + Lion
     + Masters
+    + Bias
+    + Clamp
+    + BiasedGelu
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -243,28 +252,6 @@ pub trait Backend:
         shape: NormShape,
     ) -> Result<()>;
 
-    /// `out[rows, n] = gelu(x + bias)`
-    fn gelu_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        gelu: Gelu,
-    ) -> Result<()>;
-
-    /// `gradient[rows, n]` times `gelu'(x + bias)`, in its place; and, of the same pass over x, `gelu(x + bias)` with the bits of
-    /// [`gelu_forward`](Self::gelu_forward) and `dbias[grains, n]` with those of [`bias_backward`](Self::bias_backward).
-    fn gelu_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradients: GeluGradients<'_, Self>,
-        x: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        grains: GrainRows,
-        gelu: Gelu,
-    ) -> Result<()>;
-
     /// `out[rows, n] = silu(gate) up` of `x[rows, 2 n] = [gate | up]`, silu(g) being `g / (1 + e^-g)`: the gate of SwiGLU (Shazeer, 2020).
     fn gated_silu_forward(
         &self,
@@ -281,54 +268,5 @@ pub trait Backend:
         gradient: MatrixMut<'_, Self, Self::Activation>,
         out: MatrixMut<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, Self::Activation>,
-    ) -> Result<()>;
-
-    /// `out[rows, n] += bias[n]`
-    fn add_bias(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// [`add_bias`](Self::add_bias) of an fp32 matrix.
-    fn add_bias_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// `dbias[grains, n]`: the sums of each grain's rows of `dout[rows, n]`.
-    fn bias_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        dbias: SliceMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, Self::Activation>,
-        grains: GrainRows,
-    ) -> Result<()>;
-
-    /// `out[rows, n]` is x, but not beyond `limit` and its negative; a NaN stays.
-    ///
-    /// # Errors
-    /// A limit that is not a finite number above zero, beside shapes that do not fit.
-    fn clamp(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        limit: f32,
-    ) -> Result<()>;
-
-    /// Sets `dx[rows, n]` to zero where |x| is above `limit`; elsewhere it stays.
-    ///
-    /// # Errors
-    /// As [`clamp`](Self::clamp).
-    fn clamp_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        dx: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        limit: f32,
     ) -> Result<()>;
 }

@@ -6,19 +6,16 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::gated_silu::{gated_silu_backward, gated_silu_forward};
-use super::gelu::{gelu_backward, gelu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
 use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
-use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, exactly};
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
-use crate::backend::{Backend, Gelu, GeluGradients, NormGradient, NormInput, Output};
+use crate::backend::{Backend, Bias, NormGradient, NormInput, Output};
 use crate::error::Result;
-use crate::shape::{GrainRows, NormShape, check_limit};
+use crate::shape::{GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl Backend for Cpu {
@@ -175,29 +172,6 @@ impl Backend for Cpu {
         layer_norm_backward(stream.threads(), self.dispatch, gradient, parameters, saved, shape)
     }
 
-    fn gelu_forward(
-        &self,
-        stream: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
-        gelu: Gelu,
-    ) -> Result<()> {
-        gelu_forward(stream.threads(), self.dispatch, out, x, bias, gelu)
-    }
-
-    fn gelu_backward(
-        &self,
-        stream: &mut DeviceStream,
-        gradients: GeluGradients<'_, Self>,
-        x: Matrix<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
-        grains: GrainRows,
-        gelu: Gelu,
-    ) -> Result<()> {
-        gelu_backward(stream.threads(), self.dispatch, gradients, x, bias, grains, gelu)
-    }
-
     fn gated_silu_forward(
         &self,
         stream: &mut DeviceStream,
@@ -215,61 +189,5 @@ impl Backend for Cpu {
         x: Matrix<'_, Self, f32>,
     ) -> Result<()> {
         gated_silu_backward(stream.threads(), self.dispatch, gradient, out, x)
-    }
-
-    fn add_bias(
-        &self,
-        stream: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
-        map_rows(stream.threads(), self.dispatch, "add_bias", out, inputs, Biased)
-    }
-
-    fn add_bias_f32(
-        &self,
-        stream: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
-        map_rows(stream.threads(), self.dispatch, "add_bias_f32", out, inputs, Biased)
-    }
-
-    fn bias_backward(
-        &self,
-        stream: &mut DeviceStream,
-        dbias: SliceMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        bias_backward(stream.threads(), self.dispatch, dbias, dout, grains)
-    }
-
-    fn clamp(
-        &self,
-        stream: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        limit: f32,
-    ) -> Result<()> {
-        const KERNEL: &str = "clamp";
-        check_limit(KERNEL, limit)?;
-        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
-        map_rows(stream.threads(), self.dispatch, KERNEL, out, inputs, Clamp(limit))
-    }
-
-    fn clamp_backward(
-        &self,
-        stream: &mut DeviceStream,
-        dx: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        limit: f32,
-    ) -> Result<()> {
-        const KERNEL: &str = "clamp_backward";
-        check_limit(KERNEL, limit)?;
-        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
-        map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
     }
 }

@@ -6,15 +6,15 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use crate::backend::{Backend, Gelu, GeluGradients, NormGradient, NormInput, Output};
+use crate::backend::{Backend, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
-use crate::gpu::launch::row_map::{self, MapInputs};
+use crate::gpu::launch::row_map::{self};
 use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, weight_gradient};
-use crate::shape::{GrainRows, NormShape, check_limit};
+use crate::shape::{GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
@@ -169,30 +169,6 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_norm_backward(stream, &norm, gradient, parameters, saved, shape)
     }
 
-    fn gelu_forward(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        gelu: Gelu,
-    ) -> Result<()> {
-        let inputs = MapInputs { x: Some(x), dout: None, bias, limit: 0.0 };
-        self.launch_row_map(stream, &row_map::gelu_forward(gelu), out, inputs)
-    }
-
-    fn gelu_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        gradients: GeluGradients<'_, Self>,
-        x: Matrix<'_, Self, P::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        grains: GrainRows,
-        gelu: Gelu,
-    ) -> Result<()> {
-        self.launch_gelu_backward(stream, gradients, x, bias, grains, gelu)
-    }
-
     fn gated_silu_forward(
         &self,
         stream: &mut GpuStream<D>,
@@ -210,59 +186,5 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         x: Matrix<'_, Self, P::Activation>,
     ) -> Result<()> {
         self.launch_gated_silu(stream, out, Some(gradient), x)
-    }
-
-    fn add_bias(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
-        self.launch_row_map(stream, &row_map::ADD_BIAS, out, inputs)
-    }
-
-    fn add_bias_f32(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, f32>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
-        self.launch_row_map(stream, &row_map::ADD_BIAS_F32, out, inputs)
-    }
-
-    fn bias_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        dbias: SliceMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, P::Activation>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        self.launch_bias_backward(stream, dbias, dout, grains)
-    }
-
-    fn clamp(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        limit: f32,
-    ) -> Result<()> {
-        check_limit(row_map::CLAMP.kernel, limit)?;
-        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
-        self.launch_row_map(stream, &row_map::CLAMP, out, inputs)
-    }
-
-    fn clamp_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        dx: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        limit: f32,
-    ) -> Result<()> {
-        check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
-        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
-        self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
     }
 }

@@ -177,8 +177,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         // SAFETY: as in `product`.
         unsafe { self.enqueue_product(stream, product) }?;
-        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
-        self.launch_row_map(stream, add, out, inputs)
+        self.launch_row_map(stream, add, out, MapInputs::of_bias(bias))
     }
 
     /// # Safety
