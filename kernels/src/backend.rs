@@ -30,6 +30,7 @@ mod draw;
 mod element;
 mod elementwise;
 mod embedding;
+mod gated_silu;
 mod gelu;
 mod gradient_sums;
 mod head_scan;
@@ -58,6 +59,7 @@ pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
 pub use self::embedding::Embedding;
+pub use self::gated_silu::GatedSilu;
 pub use self::gelu::BiasedGelu;
 pub use self::gradient_sums::GradientSums;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
@@ -96,6 +98,7 @@ pub trait Backend:
     + Bias
     + Clamp
     + BiasedGelu
+    + GatedSilu
 {
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///
@@ -250,23 +253,5 @@ pub trait Backend:
         statistics: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
-    ) -> Result<()>;
-
-    /// `out[rows, n] = silu(gate) up` of `x[rows, 2 n] = [gate | up]`, silu(g) being `g / (1 + e^-g)`: the gate of SwiGLU (Shazeer, 2020).
-    fn gated_silu_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-    ) -> Result<()>;
-
-    /// `gradient[rows, 2 n]`, whose columns from n on hold the gradient of [`gated_silu_forward`](Self::gated_silu_forward)'s output,
-    /// becomes that of x; and, of the same pass, `out[rows, n]` with the bits of forward.
-    fn gated_silu_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: MatrixMut<'_, Self, Self::Activation>,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
     ) -> Result<()>;
 }

@@ -6,7 +6,6 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use super::gated_silu::{gated_silu_backward, gated_silu_forward};
 use super::layer_norm::{ParameterGradients, layer_norm_backward, layer_norm_forward};
 use super::matmul::matmul;
 use super::norm::{NormInputs, NormSaved, rms_norm_backward, rms_norm_forward};
@@ -170,24 +169,5 @@ impl Backend for Cpu {
         let parameters = ParameterGradients { dweight, dbias };
         let saved = NormSaved { x, statistics, weight };
         layer_norm_backward(stream.threads(), self.dispatch, gradient, parameters, saved, shape)
-    }
-
-    fn gated_silu_forward(
-        &self,
-        stream: &mut DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-    ) -> Result<()> {
-        gated_silu_forward(stream.threads(), self.dispatch, out, x)
-    }
-
-    fn gated_silu_backward(
-        &self,
-        stream: &mut DeviceStream,
-        gradient: MatrixMut<'_, Self, f32>,
-        out: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-    ) -> Result<()> {
-        gated_silu_backward(stream.threads(), self.dispatch, gradient, out, x)
     }
 }

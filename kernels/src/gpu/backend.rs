@@ -168,23 +168,4 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         let saved = NormSaved { x, statistics, weight };
         self.launch_norm_backward(stream, &norm, gradient, parameters, saved, shape)
     }
-
-    fn gated_silu_forward(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-    ) -> Result<()> {
-        self.launch_gated_silu(stream, out, None, x)
-    }
-
-    fn gated_silu_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        gradient: MatrixMut<'_, Self, P::Activation>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-    ) -> Result<()> {
-        self.launch_gated_silu(stream, out, Some(gradient), x)
-    }
 }
