@@ -38,9 +38,12 @@ mod kernel_group;
 mod likeliest;
 mod lion;
 mod masters;
+mod matrix_products;
+mod ordered_products;
 mod runtime;
 mod selective_scan;
 mod tree_sums;
+mod weight_gradient;
 
 pub use self::adamw::AdamW;
 pub use self::arguments::{
@@ -67,13 +70,16 @@ pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
 pub use self::lion::Lion;
 pub use self::masters::Masters;
+pub use self::matrix_products::MatrixProducts;
+pub use self::ordered_products::OrderedProducts;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
 pub use self::tree_sums::TreeSums;
+pub use self::weight_gradient::WeightGradient;
 use crate::error::Result;
-use crate::shape::{GrainRows, NormShape};
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::shape::NormShape;
+use crate::view::{MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
@@ -99,106 +105,10 @@ pub trait Backend:
     + Clamp
     + BiasedGelu
     + GatedSilu
+    + MatrixProducts
+    + OrderedProducts
+    + WeightGradient
 {
-    /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
-    ///
-    /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m, n, nor on the element's place.
-    fn matmul(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// [`matmul`](Self::matmul) with an fp32 output: the residual stream and gradients of weights.
-    fn matmul_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// `out[m, n] = base[m, n] + a[m, k] b[k, n] + bias[n]` in fp32, with the bits of a copy of `base` that
-    /// [`matmul_f32`](Self::matmul_f32) adds to and [`add_bias_f32`](Self::add_bias_f32) after it. Rows of `base` are as far apart as
-    /// those of `out`.
-    #[allow(clippy::too_many_arguments)]
-    fn matmul_onto(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        base: Matrix<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-    ) -> Result<()>;
-
-    /// `out[m, n] = a[m, k] b[k, n] + bias[n]` with an activation output. The sum is rounded once where the matrix library adds the bias,
-    /// which is then rounded to activations; else the product is rounded before the bias is added.
-    fn matmul_biased(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// `out[m, n] (+)= a[m, k] weight[n, k]^T` with an activation output, in an order over k that is stated: the product of
-    /// generation, fast for a few rows and for many.
-    ///
-    /// The bits of an element follow from its row of `a`, its row of `weight` and k alone, whatever m and n are and wherever the
-    /// operands lie. k is cut into segments (of 512 terms on GPUs, 256 on the CPU). A segment's sum begins with +0.0, and has its
-    /// terms added in ascending order by fused multiply-adds, or, of bf16 on GPUs, 16 consecutive ones at a time by matrix cores,
-    /// with zeros past k. Sums of segments are added in ascending order in fp32; what `out` holds is added to the whole (the CPU
-    /// adds segments to it one after the other), which is rounded once.
-    ///
-    /// # Errors
-    /// Shapes that do not fit one another, rows that are not contiguous, no terms, or a device that fails.
-    fn ordered_matmul(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        weight: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// [`ordered_matmul`](Self::ordered_matmul) with an fp32 output: the residual stream and logits.
-    ///
-    /// # Errors
-    /// As there.
-    fn ordered_matmul_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        weight: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of `grad_out[rows, m]` and `input[rows, k]`: the
-    /// gradient of a weight. The grain's product is formed from +0.0 and added with one rounding.
-    ///
-    /// On GPUs the product of a grain of a weight of at most 2^20 elements is the sum of the products of its parts, in ascending
-    /// order in fp32: parts of 4,096 rows, or where that were more than 16, of a sixteenth of the rows rounded up to a multiple of 64;
-    /// the last may be shorter.
-    fn weight_gradient_add(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane: MatrixMut<'_, Self, f32>,
-        grad_out: Matrix<'_, Self, Self::Activation>,
-        input: Matrix<'_, Self, Self::Activation>,
-        grains: GrainRows,
-    ) -> Result<()>;
-
-    /// The bytes that [`weight_gradient_add`](Self::weight_gradient_add) of a `weight[m, k]` takes of the device's memory beside its
-    /// arguments, and that a stream keeps for its next kernels.
-    fn weight_gradient_scratch_bytes(&self, weight: [usize; 2], grains: GrainRows) -> usize;
-
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of
     /// rows of activations, `y[rows, h d]`, where the shape has several; those of the residual stream are refused.
     fn rms_norm_forward(

@@ -62,7 +62,7 @@ pub trait SelectiveScan: Runtime {
         shape: ScanShape,
     ) -> Result<()>;
 
-    /// [`ordered_matmul`](super::Backend::ordered_matmul) of `low` and `dt_weight` into `delta_raw[b, e]`, and
+    /// [`ordered_matmul`](super::OrderedProducts::ordered_matmul) of `low` and `dt_weight` into `delta_raw[b, e]`, and
     /// [`selective_scan_piece`](Self::selective_scan_piece) of one position of each sample with it, to the same bits: what a token
     /// costs where samples are few is one kernel after the other, and this may be one kernel. What `delta_raw` holds afterwards is
     /// not said.

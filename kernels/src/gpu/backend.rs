@@ -6,107 +6,16 @@ mod head_scan;
 mod runtime;
 mod selective_scan;
 
-use crate::backend::{Backend, NormGradient, NormInput, Output};
+use crate::backend::{Backend, NormGradient, NormInput};
 use crate::error::Result;
-use crate::gpu::driver::{Driver, Rows};
+use crate::gpu::driver::Driver;
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
-use crate::gpu::launch::row_map::{self};
-use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
-use crate::gpu::{Gpu, GpuStream, weight_gradient};
-use crate::shape::{GrainRows, NormShape};
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::gpu::{Gpu, GpuStream};
+use crate::shape::NormShape;
+use crate::view::{MatrixMut, Slice, SliceMut};
 
 impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
-    fn matmul(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        a: Matrix<'_, Self, P::Activation>,
-        b: Matrix<'_, Self, P::Activation>,
-        output: Output,
-    ) -> Result<()> {
-        self.product(stream, out, a, b, output.into(), Rows::Free)
-    }
-
-    fn matmul_f32(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, P::Activation>,
-        b: Matrix<'_, Self, P::Activation>,
-        output: Output,
-    ) -> Result<()> {
-        self.product(stream, out, a, b, output.into(), Rows::Free)
-    }
-
-    fn matmul_onto(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, f32>,
-        base: Matrix<'_, Self, f32>,
-        a: Matrix<'_, Self, P::Activation>,
-        b: Matrix<'_, Self, P::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-    ) -> Result<()> {
-        let to = Written::Onto(base);
-        match bias {
-            Some(bias) => {
-                let add = &row_map::ADD_BIAS_F32;
-                self.product_with_bias(stream, out, [a, b], to, bias, add)
-            }
-            None => self.product(stream, out, a, b, to, Rows::Free),
-        }
-    }
-
-    fn matmul_biased(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        a: Matrix<'_, Self, P::Activation>,
-        b: Matrix<'_, Self, P::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        self.product_with_bias(stream, out, [a, b], Written::Over, bias, &row_map::ADD_BIAS)
-    }
-
-    fn ordered_matmul(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        a: Matrix<'_, Self, P::Activation>,
-        weight: Matrix<'_, Self, P::Activation>,
-        output: Output,
-    ) -> Result<()> {
-        self.launch_ordered_product(stream, out, a, weight, output)
-    }
-
-    fn ordered_matmul_f32(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, P::Activation>,
-        weight: Matrix<'_, Self, P::Activation>,
-        output: Output,
-    ) -> Result<()> {
-        self.launch_ordered_product(stream, out, a, weight, output)
-    }
-
-    fn weight_gradient_add(
-        &self,
-        stream: &mut GpuStream<D>,
-        lane: MatrixMut<'_, Self, f32>,
-        grad_out: Matrix<'_, Self, P::Activation>,
-        input: Matrix<'_, Self, P::Activation>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        self.add_weight_gradient(stream, lane, grad_out, input, grains)
-    }
-
-    fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], grains: GrainRows) -> usize {
-        weight_gradient::scratch_bytes(m.saturating_mul(k), grains)
-    }
-
     fn rms_norm_forward(
         &self,
         stream: &mut GpuStream<D>,

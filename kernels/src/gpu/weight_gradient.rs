@@ -8,6 +8,7 @@
 //! Whether a weight is small or narrow follows from its shape, and the parts of a grain from its rows: so no bit depends on how many
 //! grains come in one call.
 
+use crate::backend::WeightGradient;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Batch, Driver, Rows};
 use crate::gpu::launch::gradient_sums::Parts;
@@ -115,7 +116,7 @@ fn alike(grains: GrainRows) -> impl Iterator<Item = [usize; 3]> {
 }
 
 /// The bytes of scratch memory that the gradient of a weight of `elements` elements takes.
-pub(in crate::gpu) fn scratch_bytes(elements: usize, grains: GrainRows) -> usize {
+fn scratch_bytes(elements: usize, grains: GrainRows) -> usize {
     if elements > SMALL_ELEMENTS {
         return 0;
     }
@@ -126,9 +127,12 @@ pub(in crate::gpu) fn scratch_bytes(elements: usize, grains: GrainRows) -> usize
     alike(grains).map(bytes).max().unwrap_or(0)
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Grain by grain, each sum over k complete before it is added to the lane, which so rounds once.
-    pub(in crate::gpu) fn add_weight_gradient(
+impl<D: Driver, P: Precision> WeightGradient for Gpu<D, P> {
+    fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], grains: GrainRows) -> usize {
+        scratch_bytes(m.saturating_mul(k), grains)
+    }
+
+    fn weight_gradient_add(
         &self,
         stream: &mut GpuStream<D>,
         mut lane: MatrixMut<'_, Self, f32>,
@@ -158,7 +162,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         Ok(())
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// The same of sides that were checked, and of a small weight.
     fn add_small_weight_gradient(
         &self,

@@ -1,7 +1,8 @@
 //! [`SelectiveScan`] for [`Cpu`].
 
 use crate::backend::{
-    Backend, Output, ScanGradients, ScanInputs, ScanStepInputs, SelectiveScan, check_one_position,
+    OrderedProducts, Output, ScanGradients, ScanInputs, ScanStepInputs, SelectiveScan,
+    check_one_position,
 };
 use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly, exactly_mut, no_documents};
 use crate::cpu::scan::{Inputs, ScanLayout};

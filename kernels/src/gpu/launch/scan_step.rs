@@ -7,7 +7,7 @@ use super::scan::Way;
 use super::scan_piece::{self, Piece, step_blocks};
 use super::sizes::{Access, WIDE_BYTES, size32, stride_bytes};
 use super::{KernelName, row_stride};
-use crate::backend::{Backend, Output, ScanStepInputs, SelectiveScan, check_one_position};
+use crate::backend::{OrderedProducts, Output, ScanStepInputs, SelectiveScan, check_one_position};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind};
