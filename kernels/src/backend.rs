@@ -39,6 +39,7 @@ mod likeliest;
 mod lion;
 mod masters;
 mod matrix_products;
+mod norm;
 mod ordered_products;
 mod runtime;
 mod selective_scan;
@@ -48,8 +49,8 @@ mod weight_gradient;
 pub use self::adamw::AdamW;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
-    KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, NormGradient, NormInput,
-    Output, RotaryInputs, ScanGradients, ScanInputs, ScanStepInputs, TermValues, TreeSum, TreeTerm,
+    KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, Output, RotaryInputs,
+    ScanGradients, ScanInputs, ScanStepInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -71,15 +72,13 @@ pub use self::likeliest::Likeliest;
 pub use self::lion::Lion;
 pub use self::masters::Masters;
 pub use self::matrix_products::MatrixProducts;
+pub use self::norm::{Norm, NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
 pub use self::ordered_products::OrderedProducts;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
 pub use self::tree_sums::TreeSums;
 pub use self::weight_gradient::WeightGradient;
-use crate::error::Result;
-use crate::shape::NormShape;
-use crate::view::{MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
@@ -108,60 +107,33 @@ pub trait Backend:
     + MatrixProducts
     + OrderedProducts
     + WeightGradient
+    + Norm
 {
-    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of
-    /// rows of activations, `y[rows, h d]`, where the shape has several; those of the residual stream are refused.
-    fn rms_norm_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        y: MatrixMut<'_, Self, Self::Activation>,
-        reciprocal_rms: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
+}
 
-    /// The gradient of x as `gradient` says, of x's kind, and `dweight[grains, d]`, over all heads of a grain's rows.
-    #[allow(clippy::too_many_arguments)]
-    fn rms_norm_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: NormGradient<'_, Self>,
-        dweight: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        reciprocal_rms: Slice<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// `y = (x - mean) (variance + eps)^-1/2 weight + bias` for every row of x (Ba, Kiros and Hinton, 2016), the variance biased
-    /// and of two passes. Writes `statistics[2, rows]` too: the means, then the reciprocal deviations.
-    #[allow(clippy::too_many_arguments)]
-    fn layer_norm_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        y: MatrixMut<'_, Self, Self::Activation>,
-        statistics: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// The gradient of x as `gradient` says, and `dweight[grains, d]` and, where asked for, `dbias[grains, d]`.
-    ///
-    /// # Errors
-    /// A gradient of another kind than x, beside shapes that do not fit.
-    #[allow(clippy::too_many_arguments)]
-    fn layer_norm_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: NormGradient<'_, Self>,
-        dweight: SliceMut<'_, Self, f32>,
-        dbias: Option<SliceMut<'_, Self, f32>>,
-        x: NormInput<'_, Self>,
-        statistics: Slice<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
+impl<B> Backend for B where
+    B: Runtime
+        + CausalConv1d
+        + SelectiveScan
+        + HeadScan
+        + Attention
+        + Elementwise
+        + CrossEntropy
+        + Draw
+        + Likeliest
+        + Embedding
+        + TreeSums
+        + GradientSums
+        + AdamW
+        + Lion
+        + Masters
+        + Bias
+        + Clamp
+        + BiasedGelu
+        + GatedSilu
+        + MatrixProducts
+        + OrderedProducts
+        + WeightGradient
+        + Norm
+{
 }

@@ -11,7 +11,7 @@
 //! | scan of heads | `head_scan`, `head_scan_forward`, `head_scan_backward` |
 //! | attention, rotary positions | `attention`, `rotary` |
 //! | causal convolution | `conv`, `conv_backward`, `conv_piece` |
-//! | RMSNorm, layer norm | `norm`, `layer_norm` |
+//! | RMSNorm, layer norm | `norm`, `rms_norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | biases, clamps, GELU, the gate of SwiGLU | `row_map`, `bias`, `gelu`, `gated_silu` |
 //! | sums of gradients, AdamW, Lion, scaled sums | `gradient_sums`, `optimizer`, `lion`, `axpby` |
@@ -47,6 +47,7 @@ mod master;
 mod matmul;
 mod norm;
 mod optimizer;
+mod rms_norm;
 mod rotary;
 mod row_map;
 mod rows;

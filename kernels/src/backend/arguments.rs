@@ -142,36 +142,6 @@ pub struct GeluGradients<'a, B: Runtime> {
     pub dbias: Option<SliceMut<'a, B, f32>>,
 }
 
-/// The rows that a norm is of.
-pub enum NormInput<'a, B: Runtime> {
-    /// `x[rows, d]` of the fp32 residual stream.
-    Residual(Matrix<'a, B, f32>),
-    /// `x[rows, h d]` of activations.
-    Activation(Matrix<'a, B, B::Activation>),
-}
-
-/// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
-pub enum NormGradient<'a, B: Runtime> {
-    /// That of [`NormInput::Residual`].
-    Residual {
-        /// `dx[rows, d]` is added to.
-        dx: MatrixMut<'a, B, f32>,
-        /// Where `dx[rows, d]` goes in activation precision too, once it was added to.
-        rounded: Option<MatrixMut<'a, B, B::Activation>>,
-        /// `dy[rows, d]`
-        dy: Matrix<'a, B, B::Activation>,
-    },
-    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
-    InPlace(MatrixMut<'a, B, B::Activation>),
-}
-
-impl<B: Runtime> NormGradient<'_, B> {
-    /// Whether this is where the gradient of `x` belongs.
-    pub(crate) fn is_of(&self, x: &NormInput<'_, B>) -> bool {
-        matches!(self, Self::Residual { .. }) == matches!(x, NormInput::Residual(_))
-    }
-}
-
 /// Inputs of the causal convolution that forward and backward share.
 pub struct ConvInputs<'a, B: Runtime> {
     /// `x[b t, e]`

@@ -19,7 +19,7 @@ mod head_scan;
 mod head_scan_backward;
 mod likeliest;
 mod lion;
-pub(in crate::gpu) mod norm;
+mod norm;
 mod optimizer;
 mod ordered_groups;
 mod ordered_product;
