@@ -154,6 +154,38 @@ pub struct ConvInputs<'a, B: Runtime> {
     pub starts: Option<Slice<'a, B, u32>>,
 }
 
+/// Outputs of the backward convolution.
+pub struct ConvGradients<'a, B: Runtime> {
+    /// `dx[b t, e]`, may be strided.
+    pub dx: MatrixMut<'a, B, B::Activation>,
+    /// `dweight[grains, e, k]`
+    pub dweight: SliceMut<'a, B, f32>,
+    /// `dbias[grains, e]`: present exactly when the bias is.
+    pub dbias: Option<SliceMut<'a, B, f32>>,
+}
+
+impl<B: Runtime> ConvGradients<'_, B> {
+    /// Asks for a gradient of the bias exactly where there is one.
+    pub(crate) fn check(&self, kernel: &'static str, inputs: &ConvInputs<'_, B>) -> Result<()> {
+        if self.dbias.is_some() == inputs.bias.is_some() {
+            return Ok(());
+        }
+        let presence = |present| if present { "present" } else { "absent" };
+        let (expected, found) = (presence(inputs.bias.is_some()), presence(self.dbias.is_some()));
+        Err(KernelError::shape(kernel, "dbias", expected, found))
+    }
+}
+
+/// What pieces of sequences carry on, for generation. How a sequence is cut into pieces changes no bit, nor does what else is in the batch.
+/// Documents are not told.
+pub struct PieceState<'a, B: Runtime> {
+    /// The state before the first position, which is moved on behind the last.
+    pub state: SliceMut<'a, B, f32>,
+    /// Of sample i there are the first `lengths[i]` positions, all of them where there are no lengths; rows behind these are neither read
+    /// nor written.
+    pub lengths: Option<Slice<'a, B, u32>>,
+}
+
 /// Inputs of the selective scan that forward and backward share.
 pub struct ScanInputs<'a, B: Runtime> {
     /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.

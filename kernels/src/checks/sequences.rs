@@ -1,7 +1,7 @@
 //! The convolution and the scan, whole and in pieces.
 
 use super::checker::{Checker, Numbers};
-use crate::backend::{Backend, ConvInputs, ScanGradients, ScanInputs};
+use crate::backend::{Backend, ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs};
 use crate::error::Result;
 use crate::reference::{causal_conv1d as conv, selective_scan as scan};
 use crate::shape::{ConvShape, ScanShape, SequenceShape};
@@ -31,9 +31,11 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
         backend.causal_conv1d_silu_forward(stream, results, inputs()?, shape)?;
         backend.causal_conv1d_silu_backward(
             stream,
-            dx.matrix_mut(channels)?,
-            dweight.slice_mut(),
-            Some(dbias.slice_mut()),
+            ConvGradients {
+                dx: dx.matrix_mut(channels)?,
+                dweight: dweight.slice_mut(),
+                dbias: Some(dbias.slice_mut()),
+            },
             dout.matrix(channels)?,
             inputs()?,
             shape,
@@ -63,8 +65,9 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
             bias: Some(bias.slice()),
             starts: None,
         };
-        let (results, state_mut) = (out.matrix_mut(channels)?, state.slice_mut());
-        backend.causal_conv1d_silu_piece(stream, results, state_mut, None, inputs, shape)?;
+        let piece = PieceState { state: state.slice_mut(), lengths: None };
+        let results = out.matrix_mut(channels)?;
+        backend.causal_conv1d_silu_piece(stream, results, piece, inputs, shape)?;
         checker.compare("causal_conv1d_silu_piece", &out, &expected)?;
         checker.compare("causal_conv1d_silu_piece, state", &state, &moved)?;
     }

@@ -1,6 +1,6 @@
 //! Shapes that do not fit the kernels over positions: every one answers them with an error, none panics.
 
-use tidemill_kernels::backend::{ConvInputs, ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Result};
 
@@ -38,9 +38,11 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(dweight, dweight_size),
-            Some(slice_mut(dbias, dbias_size)),
+            ConvGradients {
+                dx: matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+                dweight: slice_mut(dweight, dweight_size),
+                dbias: Some(slice_mut(dbias, dbias_size)),
+            },
             matrix(&bench.activations, [dout_rows, dout_e]),
             ConvInputs {
                 x: matrix(&bench.activations, [x_rows, x_e]),
@@ -57,9 +59,11 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(&mut bench.activation_outs[0], [12, 5]),
-            slice_mut(dweight, 30),
-            with_dbias.then(|| slice_mut(dbias, 10)),
+            ConvGradients {
+                dx: matrix_mut(&mut bench.activation_outs[0], [12, 5]),
+                dweight: slice_mut(dweight, 30),
+                dbias: with_dbias.then(|| slice_mut(dbias, 10)),
+            },
             matrix(&bench.activations, [12, 5]),
             ConvInputs {
                 x: matrix(&bench.activations, [12, 5]),
@@ -82,8 +86,10 @@ pub fn causal_conv1d_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         backend.causal_conv1d_silu_piece(
             &mut bench.device.stream,
             matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(&mut bench.outs[0], state),
-            Some(slice(&bench.tokens, lengths)),
+            PieceState {
+                state: slice_mut(&mut bench.outs[0], state),
+                lengths: Some(slice(&bench.tokens, lengths)),
+            },
             ConvInputs {
                 x: matrix(&bench.activations, [x_rows, x_e]),
                 weight: slice(&bench.zeros, weight),

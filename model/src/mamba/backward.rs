@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{Output, ScanGradients};
+use tidemill_kernels::backend::{ConvGradients, Output, ScanGradients};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -164,9 +164,11 @@ impl<B: Backend> Backward<'_, B> {
         };
         device.backend.causal_conv1d_silu_backward(
             device.stream,
-            dxz.columns(0, inner)?,
-            SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
-            dbias,
+            ConvGradients {
+                dx: dxz.columns(0, inner)?,
+                dweight: SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
+                dbias,
+            },
             Slice::all(dout).matrix(rows, inner)?,
             inputs,
             shape,

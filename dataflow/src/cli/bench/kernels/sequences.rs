@@ -1,6 +1,6 @@
 //! Kernels over sequences: the selective scan and the causal convolution, as a Mamba block calls them.
 
-use tidemill_kernels::backend::{ConvInputs, ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{ConvGradients, ConvInputs, ScanGradients, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, MatrixMut, Slice, SliceMut};
 
@@ -191,9 +191,11 @@ fn convolution<B: Backend>(
         let dxz: MatrixMut<'_, B, _> = SliceMut::all(&mut dxz).matrix(rows, 2 * inner)?;
         backend.causal_conv1d_silu_backward(
             stream,
-            dxz.columns(0, inner)?,
-            SliceMut::all(&mut dweight),
-            Some(SliceMut::all(&mut dbias)),
+            ConvGradients {
+                dx: dxz.columns(0, inner)?,
+                dweight: SliceMut::all(&mut dweight),
+                dbias: Some(SliceMut::all(&mut dbias)),
+            },
             Slice::all(&dout).matrix(rows, inner)?,
             inputs()?,
             shape,
