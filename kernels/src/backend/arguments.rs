@@ -251,6 +251,18 @@ pub struct ScanGradients<'a, B: Runtime> {
     pub dd: SliceMut<'a, B, f32>,
     /// `ddelta_bias[grains, e]`.
     pub ddelta_bias: SliceMut<'a, B, f32>,
+    /// `regated[b t, e]`, where it is asked for: the forward output again, so that a caller need not keep it.
+    pub regated: Option<MatrixMut<'a, B, B::Activation>>,
+}
+
+/// What the gradients of the selective scan are formed from.
+pub struct ScanSaved<'a, B: Runtime> {
+    /// `dout[b t, e]`
+    pub dout: Matrix<'a, B, B::Activation>,
+    /// As forward read them.
+    pub inputs: ScanInputs<'a, B>,
+    /// As forward left it.
+    pub saved: Slice<'a, B, f32>,
 }
 
 /// What attention reads, forward and backward.

@@ -1,7 +1,9 @@
 //! The convolution and the scan, whole and in pieces.
 
 use super::checker::{Checker, Numbers};
-use crate::backend::{Backend, ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs};
+use crate::backend::{
+    Backend, ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs, ScanSaved,
+};
 use crate::error::Result;
 use crate::reference::{causal_conv1d as conv, selective_scan as scan};
 use crate::shape::{ConvShape, ScanShape, SequenceShape};
@@ -168,17 +170,11 @@ fn whole_scan<B: Backend>(
         da_log: da_log.slice_mut(),
         dd: dd.slice_mut(),
         ddelta_bias: ddelta_bias.slice_mut(),
+        regated: None,
     };
-    let dy = dout.matrix(channels)?;
-    backend.selective_scan_backward(
-        stream,
-        gradients,
-        None,
-        dy,
-        read.inputs()?,
-        saved.slice(),
-        shape,
-    )?;
+    let (dout_of, inputs) = (dout.matrix(channels)?, read.inputs()?);
+    let saved = ScanSaved { dout: dout_of, inputs, saved: saved.slice() };
+    backend.selective_scan_backward(stream, gradients, saved, shape)?;
     let wide = read.wide();
     let expected = scan::backward(&dout.wide, &wide, shape);
     checker.compare("selective_scan_forward", &out, &scan::forward(&wide, shape))?;
@@ -216,8 +212,8 @@ fn scan_step<B: Backend>(
     let expected = scan::step(&mut moved, &read.wide(), shape);
     let (backend, stream) = (checker.backend, &mut checker.stream);
     let results = out.matrix_mut(channels)?;
-    let (inputs, state_mut) = (read.inputs()?, state.slice_mut());
-    backend.selective_scan_piece(stream, results, state_mut, None, inputs, shape)?;
+    let piece = PieceState { state: state.slice_mut(), lengths: None };
+    backend.selective_scan_piece(stream, results, piece, read.inputs()?, shape)?;
     checker.compare("selective_scan_piece", &out, &expected)?;
     checker.compare("selective_scan_piece, state", &state, &moved)
 }

@@ -3,4 +3,3 @@
 mod attention;
 mod head_scan;
 mod runtime;
-mod selective_scan;

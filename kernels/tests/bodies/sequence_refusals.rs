@@ -1,6 +1,8 @@
 //! Shapes that do not fit the kernels over positions: every one answers them with an error, none panics.
 
-use tidemill_kernels::backend::{ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{
+    ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs, ScanSaved,
+};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Result};
 
@@ -203,15 +205,17 @@ fn scan_backward<B: Backend<Activation: Number>>(
         dz: matrix_mut(dz, [sizes[6], sizes[7]]),
         da_log: slice_mut(da_log, sizes[12]),
         dd: slice_mut(dd, sizes[13]),
+        regated: Some(matrix_mut(regated, [sizes[8], sizes[9]])),
         ddelta_bias: slice_mut(ddelta_bias, sizes[14]),
     };
     backend.selective_scan_backward(
         &mut bench.device.stream,
         gradients,
-        Some(matrix_mut(regated, [sizes[8], sizes[9]])),
-        matrix(&bench.activations, [sizes[10], sizes[11]]),
-        zeros.inputs(inputs),
-        slice(&saved, saved_elements),
+        ScanSaved {
+            dout: matrix(&bench.activations, [sizes[10], sizes[11]]),
+            inputs: zeros.inputs(inputs),
+            saved: slice(&saved, saved_elements),
+        },
         shape,
     )
 }
@@ -227,8 +231,10 @@ pub fn selective_scan_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         backend.selective_scan_piece(
             &mut bench.device.stream,
             matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(&mut bench.outs[0], held),
-            Some(slice(&bench.tokens, lengths)),
+            PieceState {
+                state: slice_mut(&mut bench.outs[0], held),
+                lengths: Some(slice(&bench.tokens, lengths)),
+            },
             ScanInputs { starts, ..inputs },
             shape,
         )

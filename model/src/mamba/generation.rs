@@ -186,7 +186,8 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             products.multiply(device, delta_raw.reborrow(), inputs.low, inputs.dt_weight)?;
             let inputs = inputs.with(delta_raw.as_matrix());
             let Device { backend, stream } = device;
-            backend.selective_scan_piece(stream, out, scanned, lengths, inputs, shape)?;
+            let piece = PieceState { state: scanned, lengths };
+            backend.selective_scan_piece(stream, out, piece, inputs, shape)?;
         }
         products.add(
             device,
