@@ -41,6 +41,7 @@ mod masters;
 mod matrix_products;
 mod norm;
 mod ordered_products;
+mod rotary;
 mod runtime;
 mod selective_scan;
 mod tree_sums;
@@ -75,6 +76,7 @@ pub use self::masters::Masters;
 pub use self::matrix_products::MatrixProducts;
 pub use self::norm::{Norm, NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
 pub use self::ordered_products::OrderedProducts;
+pub use self::rotary::Rotary;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
@@ -91,6 +93,7 @@ pub trait Backend:
     + SelectiveScan
     + HeadScan
     + Attention
+    + Rotary
     + Elementwise
     + CrossEntropy
     + Draw
@@ -118,6 +121,7 @@ impl<B> Backend for B where
         + SelectiveScan
         + HeadScan
         + Attention
+        + Rotary
         + Elementwise
         + CrossEntropy
         + Draw

@@ -1,5 +1,4 @@
 //! The [backend](crate::backend)'s traits for [`Gpu`]: memory and order from the driver, kernels from the launchers.
 
 mod attention;
-mod head_scan;
 mod runtime;

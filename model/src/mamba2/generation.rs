@@ -155,8 +155,10 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         device.backend.head_scan_piece(
             device.stream,
             SliceMut::all(&mut workspace.gated).matrix(rows, e)?,
-            SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
-            lengths,
+            PieceState {
+                state: SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
+                lengths,
+            },
             self.scan_inputs(parameters, [projected, xbc], None)?,
             self.scan_shape(sequences, samples)?,
         )?;

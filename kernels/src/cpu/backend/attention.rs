@@ -1,11 +1,10 @@
 //! [`Attention`] for [`Cpu`].
 
-use crate::backend::{Attention, AttentionInputs, KeyValueCache, RotaryInputs};
+use crate::backend::{Attention, AttentionInputs, KeyValueCache};
 use crate::cpu::attention::{
     ForwardResults, append_to_cache, attention_backward, attention_cached, attention_forward,
     backward_scratch_bytes,
 };
-use crate::cpu::rotary::{rotary_backward, rotary_forward};
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::AttentionShape;
@@ -39,26 +38,6 @@ impl Attention for Cpu {
     ) -> Result<()> {
         let results = ForwardResults { dout, out, log_sum_exp };
         attention_backward(stream, self.dispatch, dqkv, results, inputs, shape)
-    }
-
-    fn rotary_forward(
-        &self,
-        stream: &mut DeviceStream,
-        qk: MatrixMut<'_, Self, f32>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        rotary_forward(stream.threads(), self.dispatch, qk, inputs, shape)
-    }
-
-    fn rotary_backward(
-        &self,
-        stream: &mut DeviceStream,
-        dqkv: MatrixMut<'_, Self, f32>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        rotary_backward(stream.threads(), self.dispatch, dqkv, inputs, shape)
     }
 
     fn append_to_cache(

@@ -1,6 +1,6 @@
 //! [`Attention`] for [`Gpu`].
 
-use crate::backend::{Attention, AttentionInputs, GrowingCache, KeyValueCache, RotaryInputs};
+use crate::backend::{Attention, AttentionInputs, GrowingCache, KeyValueCache};
 use crate::error::Result;
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::Precision;
@@ -35,26 +35,6 @@ impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
         shape: AttentionShape,
     ) -> Result<()> {
         self.launch_attention_backward(stream, dqkv, dout, out, log_sum_exp, inputs, shape)
-    }
-
-    fn rotary_forward(
-        &self,
-        stream: &mut GpuStream<D>,
-        qk: MatrixMut<'_, Self, P::Activation>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        self.launch_rotary_forward(stream, qk, inputs, shape)
-    }
-
-    fn rotary_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        dqkv: MatrixMut<'_, Self, P::Activation>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        self.launch_rotary_backward(stream, dqkv, inputs, shape)
     }
 
     fn append_to_cache(
