@@ -49,10 +49,10 @@ mod weight_gradient;
 
 pub use self::adamw::AdamW;
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvGradients, ConvInputs, Gelu, GeluGradients, GrowingCache,
-    IGNORED_TARGET, KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, Output,
-    PieceState, RotaryInputs, ScanGradients, ScanInputs, ScanSaved, ScanStepInputs, TermValues,
-    TreeSum, TreeTerm,
+    AdamWStep, AttentionInputs, AttentionSaved, ConvGradients, ConvInputs, Gelu, GeluGradients,
+    GrowingCache, IGNORED_TARGET, KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS,
+    NO_TOKEN, Output, PieceState, RotaryInputs, ScanGradients, ScanInputs, ScanSaved,
+    ScanStepInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;

@@ -3,7 +3,7 @@
 //! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
 //! kernel. Launchers (`launch`) are written once over the driver; they check views against shapes, choose a kernel by
 //! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed, or
-//! side by side when somebody says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
+//! side by side when a caller says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of rows, but
 //! for generation's products and for forward norms, all of whose kernels give the same bits; grains are cut from their own first row; a matrix
@@ -13,7 +13,6 @@
 //! To add a vendor, implement [`Driver`].
 
 mod algorithm;
-mod backend;
 mod buffer;
 #[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
 pub(crate) mod cache;
@@ -26,6 +25,7 @@ mod pinned;
 mod precision;
 mod profile;
 mod recording;
+mod runtime;
 pub mod source;
 mod stream;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

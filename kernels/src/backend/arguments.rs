@@ -286,6 +286,18 @@ impl<B: Runtime> Clone for AttentionInputs<'_, B> {
 }
 impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
 
+/// What the gradients of attention are formed from.
+pub struct AttentionSaved<'a, B: Runtime> {
+    /// `dout[b t, h p]`
+    pub dout: Matrix<'a, B, B::Activation>,
+    /// As forward read them.
+    pub inputs: AttentionInputs<'a, B>,
+    /// `out[b t, h p]`, as forward left it.
+    pub out: Matrix<'a, B, B::Activation>,
+    /// `log_sum_exp[b, h, t]`, as forward left it.
+    pub log_sum_exp: Slice<'a, B, f32>,
+}
+
 /// The angles of rotary positions (RoFormer, Su et al., 2021), and where rows stand.
 pub struct RotaryInputs<'a, B: Runtime> {
     /// `table[positions, p]`: of each position the cosines of its `p / 2` angles, then their sines.

@@ -1,6 +1,6 @@
 //! Attention, for training and from a cache.
 
-use super::{AttentionInputs, GrowingCache, KeyValueCache, Runtime};
+use super::{AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache, Runtime};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -35,15 +35,11 @@ pub trait Attention: Runtime {
     /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
     /// v. Where heads of queries share keys and values, each leaves its own part of their gradients, in its own columns:
     /// [`rotary_backward`](super::Rotary::rotary_backward) adds them. Probabilities are formed again from `log_sum_exp`.
-    #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
         stream: &mut Self::DeviceStream,
         dqkv: MatrixMut<'_, Self, Self::Activation>,
-        dout: Matrix<'_, Self, Self::Activation>,
-        out: Matrix<'_, Self, Self::Activation>,
-        log_sum_exp: Slice<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
+        saved: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
 

@@ -1,8 +1,8 @@
 //! [`Attention`] for [`Cpu`].
 
-use crate::backend::{Attention, AttentionInputs, KeyValueCache};
+use crate::backend::{Attention, AttentionInputs, AttentionSaved, KeyValueCache};
 use crate::cpu::attention::{
-    ForwardResults, append_to_cache, attention_backward, attention_cached, attention_forward,
+    append_to_cache, attention_backward, attention_cached, attention_forward,
     backward_scratch_bytes,
 };
 use crate::cpu::{Cpu, DeviceStream};
@@ -30,14 +30,10 @@ impl Attention for Cpu {
         &self,
         stream: &mut DeviceStream,
         dqkv: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        out: Matrix<'_, Self, f32>,
-        log_sum_exp: Slice<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
+        saved: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
-        let results = ForwardResults { dout, out, log_sum_exp };
-        attention_backward(stream, self.dispatch, dqkv, results, inputs, shape)
+        attention_backward(stream, self.dispatch, dqkv, saved, shape)
     }
 
     fn append_to_cache(

@@ -1,7 +1,8 @@
 //! Causal attention, as a transformer block of the size's width calls it.
 
 use tidemill_kernels::backend::{
-    AttentionInputs, NormGradient, NormGradients, NormInput, NormInputs, NormSaved, RotaryInputs,
+    AttentionInputs, AttentionSaved, NormGradient, NormGradients, NormInput, NormInputs, NormSaved,
+    RotaryInputs,
 };
 use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
@@ -74,10 +75,12 @@ fn measure<B: Backend>(
         backend.attention_backward(
             stream,
             SliceMut::all(&mut dqkv).matrix(rows, 3 * width)?,
-            Slice::all(&dout).matrix(rows, width)?,
-            Slice::all(&out).matrix(rows, width)?,
-            Slice::all(&log_sum_exp),
-            inputs()?,
+            AttentionSaved {
+                dout: Slice::all(&dout).matrix(rows, width)?,
+                inputs: inputs()?,
+                out: Slice::all(&out).matrix(rows, width)?,
+                log_sum_exp: Slice::all(&log_sum_exp),
+            },
             shape,
         )
     })?;
