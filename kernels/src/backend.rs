@@ -1,13 +1,18 @@
 //! The contract between a model and a device.
 //!
-//! A backend owns nothing of a model. It is one type with several traits, of which [`Backend`] is the sum.
+//! A backend owns nothing of a model. It is one type with a trait for each kind of kernel, of which [`Backend`] is the sum: what is generic
+//! over it names no other. A trait holds what is asked of its kernels, once; its implementations stand where the work is, in
+//! `cpu` and `gpu/launch`.
 //!
 //! | trait | what it holds |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
-//! | [`Elementwise`] | scaled sums, and gradients added up |
-//! | [`Backend`] | the kernels of single rows, of weights and of gradients |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`], [`Rotary`] | the kernels that look from one position of a sample at others, and their pieces for generation |
+//! | [`MatrixProducts`], [`OrderedProducts`], [`WeightGradient`] | products of matrices |
+//! | [`Norm`], [`Bias`], [`Clamp`], [`BiasedGelu`], [`GatedSilu`] | functions of rows |
+//! | [`Embedding`], [`CrossEntropy`], [`Likeliest`], [`Draw`] | tokens |
+//! | [`GradientSums`], [`TreeSums`], [`Elementwise`] | sums of gradients, along trees, and scaled |
+//! | [`AdamW`], [`Lion`], [`Masters`] | updates |
 //!
 //! # What every kernel promises
 //!
@@ -86,7 +91,8 @@ pub use self::weight_gradient::WeightGradient;
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
 
-/// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
+/// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it. What
+/// has all these traits is one.
 pub trait Backend:
     Runtime
     + CausalConv1d

@@ -17,8 +17,8 @@
 //! and its remainder is zero. Rounded as a number, `0x7fffffff`, which is the NaN that NVIDIA's arithmetic gives, would be a
 //! copy of -0.0, and products would not see that training has failed.
 //!
-//! [`Backend::split_master`](crate::Backend::split_master) and [`join_master`](crate::Backend::join_master) go from one form to
-//! the other, [`adamw_master`](crate::Backend::adamw_master) updates a master; [`reference::master`](crate::reference::master)
+//! [`Masters::split_master`](crate::backend::Masters::split_master) and [`join_master`](crate::backend::Masters::join_master) go from one form to
+//! the other, [`adamw_master`](crate::backend::AdamW::adamw_master) updates a master; [`reference::master`](crate::reference::master)
 //! is the definition.
 
 use std::ops::Range;

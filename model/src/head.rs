@@ -4,7 +4,7 @@
 //! f = norm(residual);  logits = scale f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
-//! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit matrix is never held.
+//! Logits are formed a chunk of rows at a time ([`CrossEntropy::logit_chunk_rows`](tidemill_kernels::backend::CrossEntropy::logit_chunk_rows)): the whole logit matrix is never held.
 //! Chunks start at the first row of a grain and never cross one. Forward and backward are one pass over the chunks,
 //! because the gradient of a chunk's logits overwrites them. A grain's gradient of the table is the sum of one product
 //! a chunk, in order; where a grain is a single chunk it goes to the lane without a stop.
@@ -108,7 +108,7 @@ impl Head {
     }
 
     /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and its likeliest token, as
-    /// [`Backend::likeliest_of_activations`] finds it.
+    /// [`Likeliest::likeliest_of_activations`](tidemill_kernels::backend::Likeliest::likeliest_of_activations) finds it.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -48,7 +48,7 @@ pub struct NewLinear {
 pub enum Products {
     /// The matrix library's, fast for many rows: training's, and those of tokens that are given.
     Library,
-    /// [`ordered_matmul`](Backend::ordered_matmul), fast for few rows: those of tokens that were chosen.
+    /// [`ordered_matmul`](tidemill_kernels::backend::OrderedProducts::ordered_matmul), fast for few rows: those of tokens that were chosen.
     Ordered,
 }
 

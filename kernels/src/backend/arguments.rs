@@ -96,7 +96,7 @@ pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize>
     }
 }
 
-/// Asks the uses of [`mean_gradient`](super::Backend::mean_gradient_in_place), which are `elements` long, to lie
+/// Asks the uses of [`mean_gradient`](super::GradientSums::mean_gradient), which are `elements` long, to lie
 /// inside `sums` elements, and none to overlap another.
 pub(crate) fn check_uses(
     first: usize,

@@ -12,7 +12,7 @@ pub trait CrossEntropy: Runtime {
     fn logit_chunk_rows(&self) -> usize;
 
     /// Cross-entropy of each row: `losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target]`, s being the shape's
-    /// logit scale; 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
+    /// logit scale; 0 where the target is [`IGNORED_TARGET`](super::IGNORED_TARGET). `logits` then holds what `gradient` says.
     fn cross_entropy(
         &self,
         stream: &mut Self::DeviceStream,

@@ -20,9 +20,9 @@ pub struct DrawSettings {
 /// A token drawn from each row of logits. See the [module](super) for what every kernel promises.
 pub trait Draw: Runtime {
     /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
-    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where roundings in
+    /// [`draw`](crate::draw) defines it, or is `NO_TOKEN`(super::NO_TOKEN): where one of the row's logits is no finite number, and where roundings in
     /// another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
-    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v columns at most 8 v^2 2^-53 of the draws, one in 450,000 at
+    /// whatever else is in the batch. `NO_TOKEN` is as rare as that: of v columns at most 8 v^2 2^-53 of the draws, one in 450,000 at
     /// 50,257; more where many weights are equal and `top_p` cuts among them.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use crate::view::{Matrix, SliceMut};
 
 /// The likeliest tokens of rows. See the [module](super) for what every kernel promises.
 pub trait Likeliest: Runtime {
-    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`] where one of the row's is
+    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`](super::NO_TOKEN) where one of the row's is
     /// no finite number.
     ///
     /// # Errors

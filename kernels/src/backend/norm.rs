@@ -99,11 +99,11 @@ pub trait Norm: Runtime {
 fn check<B: Runtime>(
     kernel: &'static str,
     x: &NormInput<'_, B>,
-    (what, bias): (&'static str, Option<()>),
+    has_bias: bool,
     shape: NormShape,
 ) -> Result<()> {
-    if bias.is_some() && shape.kind() == NormKind::Rms {
-        return Err(KernelError::shape(kernel, what, "none of RMSNorm", "some"));
+    if has_bias && shape.kind() == NormKind::Rms {
+        return Err(KernelError::shape(kernel, "bias", "none of RMSNorm", "some"));
     }
     if shape.heads() > 1 && matches!(x, NormInput::Residual(_)) {
         let found = format!("{} heads a row", shape.heads());
@@ -117,7 +117,7 @@ impl<B: Runtime> NormInputs<'_, B> {
     /// Asks for what [`Norm::norm_forward`] norms; answers what it is called in errors.
     pub(crate) fn check(&self, shape: NormShape) -> Result<&'static str> {
         let [kernel, _] = shape.kind().kernels();
-        check(kernel, &self.x, ("bias", self.bias.as_ref().map(|_| ())), shape)?;
+        check(kernel, &self.x, self.bias.is_some(), shape)?;
         Ok(kernel)
     }
 }
@@ -126,13 +126,11 @@ impl<B: Runtime> NormGradients<'_, B> {
     /// Asks for what [`Norm::norm_backward`] forms; answers what it is called in errors.
     pub(crate) fn check(&self, x: &NormInput<'_, B>, shape: NormShape) -> Result<&'static str> {
         let [_, kernel] = shape.kind().kernels();
-        check(kernel, x, ("dbias", self.dbias.as_ref().map(|_| ())), shape)?;
+        check(kernel, x, self.dbias.is_some(), shape)?;
         let of_residual = matches!(self.x, NormGradient::Residual { .. });
-        match of_residual == matches!(x, NormInput::Residual(_)) {
-            true => Ok(kernel),
-            false => {
-                Err(KernelError::shape(kernel, "gradient", "that of the kind of x", "another"))
-            }
+        if of_residual == matches!(x, NormInput::Residual(_)) {
+            return Ok(kernel);
         }
+        Err(KernelError::shape(kernel, "gradient", "that of the kind of x", "another"))
     }
 }

@@ -12,7 +12,7 @@ use crate::trainable::Device;
 pub(super) const STATES: [StateSpec; 2] =
     [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
 
-/// The update rule of AdamW. The update itself is a kernel, [`Backend::adamw_master`]; this only says which scalars it gets: they
+/// The update rule of AdamW. The update itself is a kernel, [`AdamW::adamw_master`](tidemill_kernels::backend::AdamW::adamw_master); this only says which scalars it gets: they
 /// are computed in f64 and rounded once, so that every worker has the same bits.
 #[derive(Clone, Debug)]
 pub struct AdamW {

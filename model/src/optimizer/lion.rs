@@ -11,7 +11,7 @@ use crate::trainable::Device;
 /// The average of gradients.
 pub(super) const STATES: [StateSpec; 1] = [StateSpec::of_elements("exp_avg")];
 
-/// The update rule of Lion, of which [`Backend::lion`] is the update: one state in place of AdamW's two.
+/// The update rule of Lion, of which [`Lion::lion`](tidemill_kernels::backend::Lion::lion) is the update: one state in place of AdamW's two.
 #[derive(Clone, Debug)]
 pub struct Lion {
     settings: OptimizerSettings,
