@@ -1,500 +1,150 @@
 //! The contract between a model and a device.
 //!
-//! A backend knows nothing of models. It is one type that implements several traits; [`Backend`] is
-//! the sum of them.
+//! A backend knows nothing of models. It is one type that implements a trait for each kind of kernel; [`Backend`] is the sum of
+//! them, and code that is generic over it names no other. A trait documents its kernels once; its implementations are in `cpu` and
+//! `gpu/launch`.
 //!
 //! | trait | content |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`] | kernels in which a position of a sample depends on others, and their pieces for generation |
-//! | [`Elementwise`] | scaled sums, and sums of gradients |
-//! | [`Backend`] | kernels of single rows, of weights and of gradients |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`], [`Rotary`] | the kernels that look from one position of a sample at others, and their pieces for generation |
+//! | [`MatrixProducts`], [`OrderedProducts`], [`WeightGradient`] | products of matrices |
+//! | [`Norm`], [`Bias`], [`Clamp`], [`BiasedGelu`], [`GatedSilu`] | functions of rows |
+//! | [`Embedding`], [`CrossEntropy`], [`Likeliest`], [`Draw`] | tokens |
+//! | [`GradientSums`], [`TreeSums`], [`Elementwise`] | sums of gradients, along trees, and scaled |
+//! | [`AdamW`], [`Lion`], [`Masters`] | updates |
 //!
 //! # What every kernel promises
 //!
 //! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the
 //!   number of rows, compute threads or the launch shape. So the microbatch is never numerics.
 //! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per grain (`[grains, ...]`, formed
-//!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](Elementwise::accumulate).
+//!   from +0.0), never a sum over grains; the caller adds them to the lane in order with [`accumulate`](GradientSums::accumulate).
 //!   Kernels whose names end in `_add` add each grain's complete gradient to the lane themselves, in order.
 //! - **No atomics** in floating-point sums: the same inputs always give the same bits.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
+mod adamw;
 mod arguments;
 mod attention;
+mod bias;
 mod causal_conv1d;
+mod clamp;
+mod cross_entropy;
 mod draw;
 mod element;
 mod elementwise;
+mod embedding;
+mod gated_silu;
+mod gelu;
+mod gradient_sums;
 mod head_scan;
 mod kernel_group;
+mod likeliest;
+mod lion;
+mod masters;
+mod matrix_products;
+mod norm;
+mod ordered_products;
+mod rotary;
 mod runtime;
 mod selective_scan;
+mod tree_sums;
+mod weight_gradient;
 
+pub use self::adamw::AdamW;
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, IGNORED_TARGET,
-    KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS, NO_TOKEN, NormGradient, NormInput,
-    Output, RotaryInputs, ScanGradients, ScanInputs, ScanStepInputs, TermValues, TreeSum, TreeTerm,
+    AdamWStep, AttentionInputs, AttentionSaved, ConvGradients, ConvInputs, Gelu, GeluGradients,
+    GrowingCache, IGNORED_TARGET, KeyValueCache, LionStep, LogitGradient, MOST_TREE_TERMS,
+    NO_TOKEN, Output, PieceState, RotaryInputs, ScanGradients, ScanInputs, ScanSaved,
+    ScanStepInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
+pub use self::bias::Bias;
 pub use self::causal_conv1d::CausalConv1d;
-pub use self::draw::DrawSettings;
+pub use self::clamp::Clamp;
+pub use self::cross_entropy::CrossEntropy;
+pub use self::draw::{Draw, DrawSettings};
 pub use self::element::{ActivationElement, Element};
 pub(crate) use self::elementwise::check_axpby;
 pub use self::elementwise::{Elementwise, Values, ValuesMut};
+pub use self::embedding::Embedding;
+pub use self::gated_silu::GatedSilu;
+pub use self::gelu::BiasedGelu;
+pub use self::gradient_sums::GradientSums;
 pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
 pub use self::kernel_group::KernelGroup;
+pub use self::likeliest::Likeliest;
+pub use self::lion::Lion;
+pub use self::masters::Masters;
+pub use self::matrix_products::MatrixProducts;
+pub use self::norm::{Norm, NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
+pub use self::ordered_products::OrderedProducts;
+pub use self::rotary::Rotary;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
-use crate::error::Result;
-use crate::master::{Master, MasterMut, Run};
-use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+pub use self::tree_sums::TreeSums;
+pub use self::weight_gradient::WeightGradient;
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
 pub const NUMERICS_VERSION: u32 = 5;
 
-/// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it.
+/// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it. What
+/// has all these traits is one.
 pub trait Backend:
-    Runtime + CausalConv1d + SelectiveScan + HeadScan + Attention + Elementwise
+    Runtime
+    + CausalConv1d
+    + SelectiveScan
+    + HeadScan
+    + Attention
+    + Rotary
+    + Elementwise
+    + CrossEntropy
+    + Draw
+    + Likeliest
+    + Embedding
+    + TreeSums
+    + GradientSums
+    + AdamW
+    + Lion
+    + Masters
+    + Bias
+    + Clamp
+    + BiasedGelu
+    + GatedSilu
+    + MatrixProducts
+    + OrderedProducts
+    + WeightGradient
+    + Norm
 {
-    /// The rows of logits that a language model's head forms at a time, within a grain. Numerics of
-    /// the kind of device: a grain of more rows adds up one product of its table's gradient a chunk.
-    fn logit_chunk_rows(&self) -> usize;
+}
 
-    /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
-    ///
-    /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m, n, nor on the element's place.
-    fn matmul(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// [`matmul`](Self::matmul) with an fp32 output: the residual stream and gradients of weights.
-    fn matmul_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// `out[m, n] = base[m, n] + a[m, k] b[k, n] + bias[n]` in fp32, with the bits of a copy of `base` that
-    /// [`matmul_f32`](Self::matmul_f32) adds to and [`add_bias_f32`](Self::add_bias_f32) after it. Rows of `base` are as far apart as
-    /// those of `out`.
-    #[allow(clippy::too_many_arguments)]
-    fn matmul_onto(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        base: Matrix<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-    ) -> Result<()>;
-
-    /// `out[m, n] = a[m, k] b[k, n] + bias[n]` with an activation output. The sum is rounded once where the matrix library adds the bias,
-    /// which is then rounded to activations; else the product is rounded before the bias is added.
-    fn matmul_biased(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        b: Matrix<'_, Self, Self::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// `out[m, n] (+)= a[m, k] weight[n, k]^T` with an activation output, in an order over k that is stated: the product of
-    /// generation, fast for a few rows and for many.
-    ///
-    /// The bits of an element follow from its row of `a`, its row of `weight` and k alone, whatever m and n are and wherever the
-    /// operands lie. k is cut into segments (of 512 terms on GPUs, 256 on the CPU). A segment's sum begins with +0.0, and has its
-    /// terms added in ascending order by fused multiply-adds, or, of bf16 on GPUs, 16 consecutive ones at a time by matrix cores,
-    /// with zeros past k. Sums of segments are added in ascending order in fp32; what `out` holds is added to the whole (the CPU
-    /// adds segments to it one after the other), which is rounded once.
-    ///
-    /// # Errors
-    /// Shapes that do not fit one another, rows that are not contiguous, no terms, or a device that fails.
-    fn ordered_matmul(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        a: Matrix<'_, Self, Self::Activation>,
-        weight: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// [`ordered_matmul`](Self::ordered_matmul) with an fp32 output: the residual stream and logits.
-    ///
-    /// # Errors
-    /// As there.
-    fn ordered_matmul_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        a: Matrix<'_, Self, Self::Activation>,
-        weight: Matrix<'_, Self, Self::Activation>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of `grad_out[rows, m]` and `input[rows, k]`: the
-    /// gradient of a weight. The grain's product is formed from +0.0 and added with one rounding.
-    ///
-    /// On GPUs the product of a grain of a weight of at most 2^20 elements is the sum of the products of its parts, in ascending
-    /// order in fp32: parts of 4,096 rows, or where that were more than 16, of a sixteenth of the rows rounded up to a multiple of 64;
-    /// the last may be shorter.
-    fn weight_gradient_add(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane: MatrixMut<'_, Self, f32>,
-        grad_out: Matrix<'_, Self, Self::Activation>,
-        input: Matrix<'_, Self, Self::Activation>,
-        grains: GrainRows,
-    ) -> Result<()>;
-
-    /// The bytes that [`weight_gradient_add`](Self::weight_gradient_add) of a `weight[m, k]` takes of the device's memory beside its
-    /// arguments, and that a stream keeps for its next kernels.
-    fn weight_gradient_scratch_bytes(&self, weight: [usize; 2], grains: GrainRows) -> usize;
-
-    /// `out[rows, d] (+)= table[tokens[row]]`, rows of the fp32 residual stream.
-    fn embedding_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        table: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        output: Output,
-    ) -> Result<()>;
-
-    /// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
-    /// The grain's sum is formed from +0.0, then added.
-    fn embedding_backward_add(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane_table: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        tokens: Slice<'_, Self, u32>,
-        grains: GrainRows,
-    ) -> Result<()>;
-
-    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`] where one of the row's is
-    /// no finite number.
-    ///
-    /// # Errors
-    /// More or fewer tokens than rows, columns that are not contiguous, or a device that fails.
-    fn likeliest(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        scale: f32,
-    ) -> Result<()>;
-
-    /// [`likeliest`](Self::likeliest) of logits as activations hold them, with its errors.
-    fn likeliest_of_activations(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, Self::Activation>,
-        scale: f32,
-    ) -> Result<()>;
-
-    /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
-    /// [`draw`](crate::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where roundings in
-    /// another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
-    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v columns at most 8 v^2 2^-53 of the draws, one in 450,000 at
-    /// 50,257; more where many weights are equal and `top_p` cuts among them.
-    ///
-    /// # Errors
-    /// More or fewer tokens or uniform numbers than rows, columns that are not contiguous, settings that
-    /// [`check`](DrawSettings::check) refuses, or a device that fails.
-    fn draw(
-        &self,
-        stream: &mut Self::DeviceStream,
-        tokens: SliceMut<'_, Self, u32>,
-        logits: Matrix<'_, Self, f32>,
-        uniforms: Slice<'_, Self, f64>,
-        scale: f32,
-        settings: &DrawSettings,
-    ) -> Result<()>;
-
-    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms[rows, h] = (mean(x^2) + eps)^-1/2`, for every row of x, or for every head of
-    /// rows of activations, `y[rows, h d]`, where the shape has several; those of the residual stream are refused.
-    fn rms_norm_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        y: MatrixMut<'_, Self, Self::Activation>,
-        reciprocal_rms: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// The gradient of x as `gradient` says, of x's kind, and `dweight[grains, d]`, over all heads of a grain's rows.
-    #[allow(clippy::too_many_arguments)]
-    fn rms_norm_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: NormGradient<'_, Self>,
-        dweight: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        reciprocal_rms: Slice<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// `y = (x - mean) (variance + eps)^-1/2 weight + bias` for every row of x (Ba, Kiros and Hinton, 2016), the variance biased
-    /// and of two passes. Writes `statistics[2, rows]` too: the means, then the reciprocal deviations.
-    #[allow(clippy::too_many_arguments)]
-    fn layer_norm_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        y: MatrixMut<'_, Self, Self::Activation>,
-        statistics: SliceMut<'_, Self, f32>,
-        x: NormInput<'_, Self>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// The gradient of x as `gradient` says, and `dweight[grains, d]` and, where asked for, `dbias[grains, d]`.
-    ///
-    /// # Errors
-    /// A gradient of another kind than x, beside shapes that do not fit.
-    #[allow(clippy::too_many_arguments)]
-    fn layer_norm_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: NormGradient<'_, Self>,
-        dweight: SliceMut<'_, Self, f32>,
-        dbias: Option<SliceMut<'_, Self, f32>>,
-        x: NormInput<'_, Self>,
-        statistics: Slice<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        shape: NormShape,
-    ) -> Result<()>;
-
-    /// `out[rows, n] = gelu(x + bias)`
-    fn gelu_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        gelu: Gelu,
-    ) -> Result<()>;
-
-    /// `gradient[rows, n]` times `gelu'(x + bias)`, in its place; and, of the same pass over x, `gelu(x + bias)` with the bits of
-    /// [`gelu_forward`](Self::gelu_forward) and `dbias[grains, n]` with those of [`bias_backward`](Self::bias_backward).
-    fn gelu_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradients: GeluGradients<'_, Self>,
-        x: Matrix<'_, Self, Self::Activation>,
-        bias: Option<Slice<'_, Self, f32>>,
-        grains: GrainRows,
-        gelu: Gelu,
-    ) -> Result<()>;
-
-    /// `out[rows, n] = silu(gate) up` of `x[rows, 2 n] = [gate | up]`, silu(g) being `g / (1 + e^-g)`: the gate of SwiGLU (Shazeer, 2020).
-    fn gated_silu_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-    ) -> Result<()>;
-
-    /// `gradient[rows, 2 n]`, whose columns from n on hold the gradient of [`gated_silu_forward`](Self::gated_silu_forward)'s output,
-    /// becomes that of x; and, of the same pass, `out[rows, n]` with the bits of forward.
-    fn gated_silu_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        gradient: MatrixMut<'_, Self, Self::Activation>,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-    ) -> Result<()>;
-
-    /// `out[rows, n] += bias[n]`
-    fn add_bias(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// [`add_bias`](Self::add_bias) of an fp32 matrix.
-    fn add_bias_f32(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, f32>,
-        bias: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// `dbias[grains, n]`: the sums of each grain's rows of `dout[rows, n]`.
-    fn bias_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        dbias: SliceMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, Self::Activation>,
-        grains: GrainRows,
-    ) -> Result<()>;
-
-    /// `out[rows, n]` is x, but not beyond `limit` and its negative; a NaN stays.
-    ///
-    /// # Errors
-    /// A limit that is not a finite number above zero, beside shapes that do not fit.
-    fn clamp(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        limit: f32,
-    ) -> Result<()>;
-
-    /// Sets `dx[rows, n]` to zero where |x| is above `limit`; elsewhere it stays.
-    ///
-    /// # Errors
-    /// As [`clamp`](Self::clamp).
-    fn clamp_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        dx: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        limit: f32,
-    ) -> Result<()>;
-
-    /// Cross-entropy of each row: `losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target]`, s being the shape's
-    /// logit scale; 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
-    fn cross_entropy(
-        &self,
-        stream: &mut Self::DeviceStream,
-        losses: SliceMut<'_, Self, f32>,
-        logits: SliceMut<'_, Self, Self::Activation>,
-        targets: Slice<'_, Self, u32>,
-        gradient: LogitGradient,
-        shape: CrossEntropyShape,
-    ) -> Result<()>;
-
-    /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that
-    /// [`TreeTerm`] describes. So a sum over lanes has the same bits on any worker and in any number of parts.
-    ///
-    /// # Errors
-    /// Terms that are no tree, of another length than `out`, or on a GPU more than 32, or more than 12 sums that wait.
-    fn tree_sum(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        terms: &[TreeTerm<'_, Self>],
-    ) -> Result<()> {
-        self.tree_sums(stream, vec![TreeSum { out, terms: terms.to_vec() }])
-    }
-
-    /// The [`tree_sum`](Self::tree_sum) of each. A GPU forms several in one launch, which keeps the links between devices busy where
-    /// each of them is small.
-    ///
-    /// # Errors
-    /// As [`tree_sum`](Self::tree_sum), for any of them: then none is written.
-    fn tree_sums(
-        &self,
-        stream: &mut Self::DeviceStream,
-        sums: Vec<TreeSum<'_, Self>>,
-    ) -> Result<()>;
-
-    /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:
-    /// `sums[first + i] = (sums[first + i] + sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
-    ///
-    /// `count` is the number of counted tokens as the nearest `f32`: itself to 2^24, above it off by one in 2^24 parts at the
-    /// most. It is the same on every worker, so that no bit depends on which worker divides.
-    ///
-    /// # Errors
-    /// A use that leaves `sums`, or overlaps another.
-    fn mean_gradient(
-        &self,
-        stream: &mut Self::DeviceStream,
-        sums: SliceMut<'_, Self, f32>,
-        first: usize,
-        others: &[usize],
-        elements: usize,
-        count: f32,
-    ) -> Result<()>;
-
-    /// `out[i]` = the sum of squares of range i of `x`: the ranges follow each other and end at `ends`, `0..ends[0]`,
-    /// `ends[0]..ends[1]` and so on; the last end is `x.elements()`. Each is formed in f64 over a
-    /// fixed tree that depends on the range's length alone.
-    fn sums_of_squares(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f64>,
-        x: Slice<'_, Self, f32>,
-        ends: &[usize],
-    ) -> Result<()>;
-
-    /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,
-    ///
-    /// ```text
-    /// p *= decay_factor
-    /// m  = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
-    /// p -= learning_rate / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
-    /// ```
-    fn adamw(
-        &self,
-        stream: &mut Self::DeviceStream,
-        parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()>;
-
-    /// [`adamw`](Self::adamw) of a chunk of [masters](crate::master): joined, updated with the same arithmetic, split. So
-    /// what [`join_master`](Self::join_master) then gives, and both moments, have the bits that `adamw` gives fp32 parameters.
-    fn adamw_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: AdamWStep,
-    ) -> Result<()>;
-
-    /// One Lion update of a chunk of [masters](crate::master): with `g = gradient * gradient_scale`,
-    ///
-    /// ```text
-    /// p = p decay_factor - learning_rate sign(beta1 m + (1 - beta1) g)
-    /// m = beta2 m + (1 - beta2) g
-    /// ```
-    fn lion(
-        &self,
-        stream: &mut Self::DeviceStream,
-        master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
-        step: LionStep,
-    ) -> Result<()>;
-
-    /// `out` is the [master](crate::master) of `from`: a copy of it where activations are fp32.
-    fn split_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: MasterMut<'_, Self>,
-        from: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
-    /// For each of `runs`, in the order of their places in `out`, `out[to + i]` is the fp32 that `from[from + i]` is the
-    /// [master](crate::master) of: what was split, to the bit, unless it is NaN. The rest of `out` stays as it is.
-    fn join_master(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        from: Master<'_, Self>,
-        runs: &[Run],
-    ) -> Result<()>;
+impl<B> Backend for B where
+    B: Runtime
+        + CausalConv1d
+        + SelectiveScan
+        + HeadScan
+        + Attention
+        + Rotary
+        + Elementwise
+        + CrossEntropy
+        + Draw
+        + Likeliest
+        + Embedding
+        + TreeSums
+        + GradientSums
+        + AdamW
+        + Lion
+        + Masters
+        + Bias
+        + Clamp
+        + BiasedGelu
+        + GatedSilu
+        + MatrixProducts
+        + OrderedProducts
+        + WeightGradient
+        + Norm
+{
 }

@@ -11,10 +11,10 @@
 //! | scan of heads | `head_scan`, `head_scan_forward`, `head_scan_backward` |
 //! | attention, rotary positions | `attention`, `rotary` |
 //! | causal convolution | `conv`, `conv_backward`, `conv_piece` |
-//! | RMSNorm, layer norm | `norm`, `layer_norm` |
+//! | RMSNorm, layer norm | `norm`, `rms_norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | biases, clamps, GELU, the gate of SwiGLU | `row_map`, `bias`, `gelu`, `gated_silu` |
-//! | sums of gradients, AdamW, Lion, scaled sums | `elementwise`, `optimizer`, `lion`, `axpby` |
+//! | sums of gradients, AdamW, Lion, scaled sums | `gradient_sums`, `optimizer`, `lion`, `axpby` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
@@ -32,11 +32,11 @@ mod device_stream;
 mod dispatch;
 mod documents;
 mod draw;
-mod elementwise;
 mod embedding;
 mod exponential;
 mod gated_silu;
 mod gelu;
+mod gradient_sums;
 mod head_scan;
 mod head_scan_backward;
 mod head_scan_forward;
@@ -47,6 +47,7 @@ mod master;
 mod matmul;
 mod norm;
 mod optimizer;
+mod rms_norm;
 mod rotary;
 mod row_map;
 mod rows;
@@ -63,7 +64,7 @@ use std::num::NonZeroUsize;
 pub use buffer::Buffer;
 pub use device_stream::{DeviceStream, Event};
 pub use dispatch::InstructionSet;
-pub use elementwise::add_assign;
+pub use gradient_sums::add_assign;
 
 use crate::error::Result;
 use device_stream::ComputeThreads;

@@ -15,7 +15,6 @@
 //! To add a vendor, implement [`Driver`].
 
 mod algorithm;
-mod backend;
 mod buffer;
 #[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
 pub(crate) mod cache;
@@ -28,6 +27,7 @@ mod pinned;
 mod precision;
 mod profile;
 mod recording;
+mod runtime;
 pub mod source;
 mod stream;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

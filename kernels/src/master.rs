@@ -21,8 +21,8 @@
 //! `0x7fffffff`, which is the NaN of NVIDIA's arithmetic, would become a copy of -0.0, and products
 //! would not show that training has failed.
 //!
-//! [`Backend::split_master`](crate::Backend::split_master) and [`join_master`](crate::Backend::join_master) go from one form to
-//! the other, [`adamw_master`](crate::Backend::adamw_master) updates a master; [`reference::master`](crate::reference::master)
+//! [`Masters::split_master`](crate::backend::Masters::split_master) and [`join_master`](crate::backend::Masters::join_master) go from one form to
+//! the other, [`adamw_master`](crate::backend::AdamW::adamw_master) updates a master; [`reference::master`](crate::reference::master)
 //! is the definition.
 
 use std::ops::Range;

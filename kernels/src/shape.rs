@@ -114,10 +114,30 @@ impl SequenceShape {
     }
 }
 
+/// What a row is normed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMSNorm: the root of the mean square.
+    Rms,
+    /// Layer norm: the deviation from the mean.
+    Layer,
+}
+
+impl NormKind {
+    /// What its kernels are called, forward and backward.
+    pub(crate) fn kernels(self) -> [&'static str; 2] {
+        match self {
+            Self::Rms => ["rms_norm_forward", "rms_norm_backward"],
+            Self::Layer => ["layer_norm_forward", "layer_norm_backward"],
+        }
+    }
+}
+
 /// A norm over rows of `width` elements: RMSNorm (Zhang and Sennrich, 2019) or layer norm (Ba et al., 2016). Where a row holds several
 /// heads, each of them is normed by itself with the same weight (Henry et al., 2020).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
+    kind: NormKind,
     grains: GrainRows,
     heads: usize,
     width: usize,
@@ -130,7 +150,7 @@ impl NormShape {
     /// # Errors
     /// A width of zero, more elements than can be counted, or an `eps` that is negative or not finite.
     pub fn rms(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        Self::new("rms_norm", grains, 1, width, eps)
+        Self::new(NormKind::Rms, grains, 1, width, eps)
     }
 
     /// An RMSNorm over each of the `heads` heads, of `width` elements, that follow each other in each of `grains.rows()` rows of activations.
@@ -138,7 +158,7 @@ impl NormShape {
     /// # Errors
     /// No heads, and as of [`rms`](Self::rms).
     pub fn rms_of_heads(grains: GrainRows, heads: usize, width: usize, eps: f32) -> Result<Self> {
-        Self::new("rms_norm", grains, heads, width, eps)
+        Self::new(NormKind::Rms, grains, heads, width, eps)
     }
 
     /// A layer norm over `grains.rows()` rows of `width` elements.
@@ -146,23 +166,32 @@ impl NormShape {
     /// # Errors
     /// As of [`rms`](Self::rms).
     pub fn layer(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        Self::new("layer_norm", grains, 1, width, eps)
+        Self::new(NormKind::Layer, grains, 1, width, eps)
     }
 
     fn new(
-        kernel: &'static str,
+        kind: NormKind,
         grains: GrainRows,
         heads: usize,
         width: usize,
         eps: f32,
     ) -> Result<Self> {
+        let kernel = match kind {
+            NormKind::Rms => "rms_norm",
+            NormKind::Layer => "layer_norm",
+        };
         at_least_one(kernel, "heads", heads)?;
         at_least_one(kernel, "width", width)?;
         if !(eps.is_finite() && eps >= 0.0) {
             return Err(KernelError::shape(kernel, "eps", "a finite number >= 0", eps));
         }
         countable(kernel, "elements", &[grains.rows(), heads, width])?;
-        Ok(Self { grains, heads, width, eps })
+        Ok(Self { kind, grains, heads, width, eps })
+    }
+
+    /// Which norm.
+    pub fn kind(self) -> NormKind {
+        self.kind
     }
 
     /// Rows, and how they divide into grains.
@@ -194,13 +223,13 @@ impl NormShape {
         }
     }
 
-    /// Refuses heads where a kernel norms whole rows alone.
-    pub(crate) fn check_whole_rows(self, kernel: &'static str) -> Result<()> {
-        if self.heads == 1 {
-            return Ok(());
-        }
-        let found = format!("{} heads a row", self.heads);
-        Err(KernelError::shape(kernel, "shape", "whole rows, but in RMSNorm of activations", found))
+    /// Elements of the statistics: one of each that is normed, or two of a layer norm.
+    pub fn statistics(self) -> usize {
+        let each = match self.kind {
+            NormKind::Rms => 1,
+            NormKind::Layer => 2,
+        };
+        each * self.normed().rows()
     }
 
     /// Added to the mean square, or to the variance, before the root.

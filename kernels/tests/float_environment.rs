@@ -81,7 +81,7 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
         };
         let (parameters, first) = (SliceMut::all(parameters), SliceMut::all(first));
         let second = SliceMut::all(second);
-        backend.adamw(stream, parameters, first, second, gradient, coefficients).unwrap();
+        backend.adamw(stream, parameters, [first, second], gradient, coefficients).unwrap();
     }
     let mut bits: Vec<u32> = squares
         .iter()

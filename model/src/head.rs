@@ -4,7 +4,8 @@
 //! f = norm(residual);  logits = scale f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
-//! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit
+//! Logits are formed a chunk of rows at a time
+//! ([`CrossEntropy::logit_chunk_rows`](tidemill_kernels::backend::CrossEntropy::logit_chunk_rows)): the whole logit
 //! matrix is never held. Chunks start at the first row of a grain and never cross one. Forward and
 //! backward are one pass over the chunks, because the gradient of a chunk's logits overwrites them.
 //! A grain's gradient of the table is the sum of one product for each chunk, in order; where a
@@ -108,8 +109,8 @@ impl Head {
         self.forward_with(device, losses, None, pass, scratch)
     }
 
-    /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and the most likely
-    /// token of every row, as [`Backend::likeliest_of_activations`] finds it.
+    /// Writes the loss of every row, to the bits of [`forward`](Self::forward), and the most likely token of every row, as
+    /// [`Likeliest::likeliest_of_activations`](tidemill_kernels::backend::Likeliest::likeliest_of_activations) finds it.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

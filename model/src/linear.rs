@@ -50,7 +50,7 @@ pub struct NewLinear {
 pub enum Products {
     /// The product of the matrix library, fast for many rows: for training and for given tokens.
     Library,
-    /// [`ordered_matmul`](Backend::ordered_matmul), fast for few rows: for chosen tokens.
+    /// [`ordered_matmul`](tidemill_kernels::backend::OrderedProducts::ordered_matmul), fast for few rows: for chosen tokens.
     Ordered,
 }
 

@@ -11,7 +11,9 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{KernelGroup, NormGradient, NormInput};
+use tidemill_kernels::backend::{
+    KernelGroup, NormGradient, NormGradients, NormInput, NormInputs, NormSaved,
+};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
@@ -160,24 +162,15 @@ impl Norm {
         pass: NormPass<'_, B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
-        let weight = pass.parameters.vector(&self.weight)?;
-        let statistics = &mut scratch.statistics;
-        match self.kind {
-            NormKind::RootMeanSquare => {
-                let statistics = SliceMut::new(statistics, 0, rows)?;
-                let input = NormInput::Residual(pass.input);
-                backend.rms_norm_forward(stream, normed, statistics, input, weight, shape)?;
-            }
-            NormKind::Layer => {
-                let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
-                let statistics = SliceMut::new(statistics, 0, 2 * rows)?;
-                let (input, bias) = (NormInput::Residual(pass.input), bias.transpose()?);
-                backend
-                    .layer_norm_forward(stream, normed, statistics, input, weight, bias, shape)?;
-            }
-        }
-        Ok(())
+        let shape = self.shape(pass.grains)?;
+        let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
+        let inputs = NormInputs {
+            x: NormInput::Residual(pass.input),
+            weight: pass.parameters.vector(&self.weight)?,
+            bias: bias.transpose()?,
+        };
+        let statistics = SliceMut::new(&mut scratch.statistics, 0, shape.statistics())?;
+        Ok(backend.norm_forward(stream, normed, statistics, inputs, shape)?)
     }
 
     /// Given `grad_normed[rows, d]`, adds the gradient of the input to `grad`, whose rows are d
@@ -198,40 +191,20 @@ impl Norm {
         let Device { backend, stream } = device;
         let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
         let elements = pass.grains.grains() * self.width;
-        let weight = pass.parameters.vector(&self.weight)?;
         let NormScratch { statistics, weight_gradients, bias_gradients } = scratch;
-        let dweight = SliceMut::new(weight_gradients, 0, elements)?;
         let BothGradients { gradient: dx, rounded } = grad.both_mut(rows, self.width)?;
-        match self.kind {
-            NormKind::RootMeanSquare => {
-                let statistics = Slice::new(statistics, 0, rows)?;
-                backend.rms_norm_backward(
-                    stream,
-                    NormGradient::Residual { dx, rounded, dy: grad_normed },
-                    dweight,
-                    NormInput::Residual(pass.input),
-                    statistics,
-                    weight,
-                    shape,
-                )?;
-            }
-            NormKind::Layer => {
-                let dbias = match self.bias {
-                    Some(_) => Some(SliceMut::new(bias_gradients, 0, elements)?),
-                    None => None,
-                };
-                backend.layer_norm_backward(
-                    stream,
-                    NormGradient::Residual { dx, rounded, dy: grad_normed },
-                    dweight,
-                    dbias,
-                    NormInput::Residual(pass.input),
-                    Slice::new(statistics, 0, 2 * rows)?,
-                    weight,
-                    shape,
-                )?;
-            }
-        }
+        let dbias = self.bias.as_ref().map(|_| SliceMut::new(bias_gradients, 0, elements));
+        let gradients = NormGradients {
+            x: NormGradient::Residual { dx, rounded, dy: grad_normed },
+            dweight: SliceMut::new(weight_gradients, 0, elements)?,
+            dbias: dbias.transpose()?,
+        };
+        let saved = NormSaved {
+            x: NormInput::Residual(pass.input),
+            statistics: Slice::new(statistics, 0, shape.statistics())?,
+            weight: pass.parameters.vector(&self.weight)?,
+        };
+        backend.norm_backward(stream, gradients, saved, shape)?;
         let places = [(Some(&self.weight), &scratch.weight_gradients)];
         let places = places.into_iter().chain([(self.bias.as_ref(), &scratch.bias_gradients)]);
         for (place, gradients) in places {

@@ -52,7 +52,7 @@ impl<B: Backend> UpdateRule<B> for OwnAdamW {
             bias_correction2: 1.0 - 0.95_f32.powi(update as i32),
             gradient_scale,
         };
-        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
+        Ok(backend.adamw_master(stream, master, [exp_avg, exp_avg_sq], gradient, step)?)
     }
 }
 

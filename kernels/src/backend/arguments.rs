@@ -30,10 +30,10 @@ pub enum LogitGradient {
     InPlace,
 }
 
-/// The most terms of one [`tree_sum`](super::Backend::tree_sum) on a GPU.
+/// The most terms of one [`tree_sum`](super::TreeSums::tree_sum) on a GPU.
 pub const MOST_TREE_TERMS: usize = 32;
 
-/// A term of [`tree_sum`](super::Backend::tree_sum), and where it stands in the tree.
+/// A term of [`tree_sum`](super::TreeSums::tree_sum), and where it stands in the tree.
 ///
 /// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower
 /// plus the upper, as often as `joins` says. In the end one sum is left.
@@ -51,7 +51,7 @@ impl<B: Runtime> Clone for TreeTerm<'_, B> {
 }
 impl<B: Runtime> Copy for TreeTerm<'_, B> {}
 
-/// A sum that [`tree_sums`](super::Backend::tree_sums) forms.
+/// A sum that [`tree_sums`](super::TreeSums::tree_sums) forms.
 pub struct TreeSum<'a, B: Runtime> {
     /// Where it goes.
     pub out: SliceMut<'a, B, f32>,
@@ -96,7 +96,7 @@ pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize>
     }
 }
 
-/// Asks the uses of [`mean_gradient`](super::Backend::mean_gradient_in_place), which are `elements` long, to lie
+/// Asks the uses of [`mean_gradient`](super::GradientSums::mean_gradient), which are `elements` long, to lie
 /// inside `sums` elements, and none to overlap another.
 pub(crate) fn check_uses(
     first: usize,
@@ -142,36 +142,6 @@ pub struct GeluGradients<'a, B: Runtime> {
     pub dbias: Option<SliceMut<'a, B, f32>>,
 }
 
-/// The rows that a norm is of.
-pub enum NormInput<'a, B: Runtime> {
-    /// `x[rows, d]` of the fp32 residual stream.
-    Residual(Matrix<'a, B, f32>),
-    /// `x[rows, h d]` of activations.
-    Activation(Matrix<'a, B, B::Activation>),
-}
-
-/// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
-pub enum NormGradient<'a, B: Runtime> {
-    /// That of [`NormInput::Residual`].
-    Residual {
-        /// `dx[rows, d]` is added to.
-        dx: MatrixMut<'a, B, f32>,
-        /// Where `dx[rows, d]` goes in activation precision too, once it was added to.
-        rounded: Option<MatrixMut<'a, B, B::Activation>>,
-        /// `dy[rows, d]`
-        dy: Matrix<'a, B, B::Activation>,
-    },
-    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
-    InPlace(MatrixMut<'a, B, B::Activation>),
-}
-
-impl<B: Runtime> NormGradient<'_, B> {
-    /// Whether this is where the gradient of `x` belongs.
-    pub(crate) fn is_of(&self, x: &NormInput<'_, B>) -> bool {
-        matches!(self, Self::Residual { .. }) == matches!(x, NormInput::Residual(_))
-    }
-}
-
 /// Inputs of the causal convolution that forward and backward share.
 pub struct ConvInputs<'a, B: Runtime> {
     /// `x[b t, e]`
@@ -182,6 +152,38 @@ pub struct ConvInputs<'a, B: Runtime> {
     pub bias: Option<Slice<'a, B, f32>>,
     /// `starts[b t]`: the position in its sample of the first token of the row's document; x before it is taken as zero.
     pub starts: Option<Slice<'a, B, u32>>,
+}
+
+/// Outputs of the backward convolution.
+pub struct ConvGradients<'a, B: Runtime> {
+    /// `dx[b t, e]`, may be strided.
+    pub dx: MatrixMut<'a, B, B::Activation>,
+    /// `dweight[grains, e, k]`
+    pub dweight: SliceMut<'a, B, f32>,
+    /// `dbias[grains, e]`: present exactly when the bias is.
+    pub dbias: Option<SliceMut<'a, B, f32>>,
+}
+
+impl<B: Runtime> ConvGradients<'_, B> {
+    /// Asks for a gradient of the bias exactly where there is one.
+    pub(crate) fn check(&self, kernel: &'static str, inputs: &ConvInputs<'_, B>) -> Result<()> {
+        if self.dbias.is_some() == inputs.bias.is_some() {
+            return Ok(());
+        }
+        let presence = |present| if present { "present" } else { "absent" };
+        let (expected, found) = (presence(inputs.bias.is_some()), presence(self.dbias.is_some()));
+        Err(KernelError::shape(kernel, "dbias", expected, found))
+    }
+}
+
+/// What pieces of sequences carry on, for generation. How a sequence is cut into pieces changes no bit, nor does what else is in the batch.
+/// Documents are not told.
+pub struct PieceState<'a, B: Runtime> {
+    /// The state before the first position, which is moved on behind the last.
+    pub state: SliceMut<'a, B, f32>,
+    /// Of sample i there are the first `lengths[i]` positions, all of them where there are no lengths; rows behind these are neither read
+    /// nor written.
+    pub lengths: Option<Slice<'a, B, u32>>,
 }
 
 /// Inputs of the selective scan that forward and backward share.
@@ -249,6 +251,18 @@ pub struct ScanGradients<'a, B: Runtime> {
     pub dd: SliceMut<'a, B, f32>,
     /// `ddelta_bias[grains, e]`.
     pub ddelta_bias: SliceMut<'a, B, f32>,
+    /// `regated[b t, e]`, where it is asked for: the forward output again, so that a caller need not keep it.
+    pub regated: Option<MatrixMut<'a, B, B::Activation>>,
+}
+
+/// What the gradients of the selective scan are formed from.
+pub struct ScanSaved<'a, B: Runtime> {
+    /// `dout[b t, e]`
+    pub dout: Matrix<'a, B, B::Activation>,
+    /// As forward read them.
+    pub inputs: ScanInputs<'a, B>,
+    /// As forward left it.
+    pub saved: Slice<'a, B, f32>,
 }
 
 /// What attention reads, forward and backward.
@@ -271,6 +285,18 @@ impl<B: Runtime> Clone for AttentionInputs<'_, B> {
     }
 }
 impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
+
+/// What the gradients of attention are formed from.
+pub struct AttentionSaved<'a, B: Runtime> {
+    /// `dout[b t, h p]`
+    pub dout: Matrix<'a, B, B::Activation>,
+    /// As forward read them.
+    pub inputs: AttentionInputs<'a, B>,
+    /// `out[b t, h p]`, as forward left it.
+    pub out: Matrix<'a, B, B::Activation>,
+    /// `log_sum_exp[b, h, t]`, as forward left it.
+    pub log_sum_exp: Slice<'a, B, f32>,
+}
 
 /// The angles of rotary positions (RoFormer, Su et al., 2021), and where rows stand.
 pub struct RotaryInputs<'a, B: Runtime> {

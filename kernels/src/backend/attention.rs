@@ -1,6 +1,6 @@
 //! Attention, for training and from a cache.
 
-use super::{AttentionInputs, GrowingCache, KeyValueCache, RotaryInputs, Runtime};
+use super::{AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache, Runtime};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -34,51 +34,12 @@ pub trait Attention: Runtime {
 
     /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
     /// v. Where heads of queries share keys and values, each leaves its own part of their gradients, in its own columns:
-    /// [`rotary_backward`](Self::rotary_backward) adds them. Probabilities are formed again from `log_sum_exp`.
-    #[allow(clippy::too_many_arguments)]
+    /// [`rotary_backward`](super::Rotary::rotary_backward) adds them. Probabilities are formed again from `log_sum_exp`.
     fn attention_backward(
         &self,
         stream: &mut Self::DeviceStream,
         dqkv: MatrixMut<'_, Self, Self::Activation>,
-        dout: Matrix<'_, Self, Self::Activation>,
-        out: Matrix<'_, Self, Self::Activation>,
-        log_sum_exp: Slice<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()>;
-
-    /// Rotary positions (RoFormer, Su et al., 2021), halves of a head being the parts of its pairs: `qk[b t, (h + g) p]`, queries beside
-    /// keys, of which each pair `x[i], x[i + p / 2]` of each head is turned, in place, by angle i of the row's position:
-    ///
-    /// ```text
-    /// x[i], x[i + p / 2] = x[i] cos - x[i + p / 2] sin,  x[i + p / 2] cos + x[i] sin
-    /// ```
-    ///
-    /// Row i of sample b stands at `past[b] + i - starts[b, i]`.
-    ///
-    /// # Errors
-    /// Heads of an odd width, a table that is too short for the rows (where the host knows their positions; a GPU takes the table's last
-    /// for those beyond it), views that do not fit, or a device that fails.
-    fn rotary_forward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        qk: MatrixMut<'_, Self, Self::Activation>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()>;
-
-    /// From what [`attention_backward`](Self::attention_backward) leaves in `dqkv[b t, 3 h p]` to the gradient of the projections: its
-    /// first `(h + 2 g) p` columns become those of q, k and v before [`rotary_forward`](Self::rotary_forward), the others are
-    /// unspecified. The gradients of keys and values are the sums over the heads of queries that share them, in order in fp32; those of
-    /// queries and keys are turned back, by the negative angles.
-    ///
-    /// # Errors
-    /// As [`rotary_forward`](Self::rotary_forward).
-    fn rotary_backward(
-        &self,
-        stream: &mut Self::DeviceStream,
-        dqkv: MatrixMut<'_, Self, Self::Activation>,
-        inputs: RotaryInputs<'_, Self>,
+        saved: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
 

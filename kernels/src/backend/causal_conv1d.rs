@@ -1,9 +1,9 @@
 //! The causal convolution with SiLU.
 
-use super::{ConvInputs, Runtime};
+use super::{ConvGradients, ConvInputs, PieceState, Runtime};
 use crate::error::Result;
 use crate::shape::ConvShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{Matrix, MatrixMut};
 
 /// A depthwise causal convolution over positions, and SiLU. See the [module](super) for what every kernel promises.
 pub trait CausalConv1d: Runtime {
@@ -17,31 +17,24 @@ pub trait CausalConv1d: Runtime {
         shape: ConvShape,
     ) -> Result<()>;
 
-    /// Writes `dx[b t, e]` (may be strided), `dweight[grains, e, k]` and `dbias[grains, e]`; the
-    /// convolution is recomputed from `x`. `dbias` is present exactly when `bias` is.
-    #[allow(clippy::too_many_arguments)]
+    /// The gradients of [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward), whose values are formed again from `x`, given
+    /// `dout[b t, e]`.
     fn causal_conv1d_silu_backward(
         &self,
         stream: &mut Self::DeviceStream,
-        dx: MatrixMut<'_, Self, Self::Activation>,
-        dweight: SliceMut<'_, Self, f32>,
-        dbias: Option<SliceMut<'_, Self, f32>>,
+        gradients: ConvGradients<'_, Self>,
         dout: Matrix<'_, Self, Self::Activation>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
 
-    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `state[b, e, k - 1]`
-    /// holds the inputs before the first position, oldest first, and is moved on behind the last. Of sample i there are the first
-    /// `lengths[i]` positions, all of them where there are no lengths; rows behind these are neither read nor written.
-    ///
-    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `piece.state[b, e, k - 1]`
+    /// holds the inputs before the first position, oldest first.
     fn causal_conv1d_silu_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;

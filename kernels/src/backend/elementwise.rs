@@ -1,5 +1,4 @@
-//! Sums of elements: of gradients, and the scaled sums of which update rules of whole matrices are
-//! made.
+//! Scaled sums of elements, of which an update rule of whole matrices is made.
 
 use super::{ActivationElement, Runtime};
 use crate::error::{KernelError, Result};
@@ -23,15 +22,6 @@ pub enum ValuesMut<'a, B: Runtime> {
 
 /// Kernels whose elements have nothing to do with one another. See the [module](super) for what every kernel promises.
 pub trait Elementwise: Runtime {
-    /// `lane[i] = lane[i] + gradients[g, i]` for each grain g in order; `gradients` is
-    /// `[grains, lane.elements]`.
-    fn accumulate(
-        &self,
-        stream: &mut Self::DeviceStream,
-        lane: SliceMut<'_, Self, f32>,
-        gradients: Slice<'_, Self, f32>,
-    ) -> Result<()>;
-
     /// `out[i] = keep out[i] + factor x[i]` in fp32, by one fused multiply-add; where `keep` is 0, `factor x[i]`, and `out` is not
     /// read. (BLAS calls it axpby.)
     ///

@@ -1,6 +1,6 @@
 //! The scan of heads.
 
-use super::Runtime;
+use super::{PieceState, Runtime};
 use crate::error::{KernelError, Result};
 use crate::shape::HeadScanShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -107,17 +107,13 @@ pub trait HeadScan: Runtime {
         shape: HeadScanShape,
     ) -> Result<()>;
 
-    /// [`head_scan_forward`](Self::head_scan_forward) of sequences that go on, for generation: `state[b, h, p, n]` is h before the
-    /// first position, and is moved on behind the last. Of sample i there are the first `lengths[i]` positions, all of them where there
-    /// are no lengths; rows behind these are neither read nor written.
-    ///
-    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    /// [`head_scan_forward`](Self::head_scan_forward) of sequences that go on, for generation: `piece.state[b, h, p, n]` is h
+    /// before the first position.
     fn head_scan_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, f32>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: HeadScanInputs<'_, Self>,
         shape: HeadScanShape,
     ) -> Result<()>;

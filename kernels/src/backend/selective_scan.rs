@@ -1,9 +1,9 @@
 //! The selective scan.
 
-use super::{Runtime, ScanGradients, ScanInputs, ScanStepInputs};
+use super::{PieceState, Runtime, ScanGradients, ScanInputs, ScanSaved, ScanStepInputs};
 use crate::error::{KernelError, Result};
 use crate::shape::ScanShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{MatrixMut, SliceMut};
 
 /// The selective scan of Mamba. See the [module](super) for what every kernel promises.
 pub trait SelectiveScan: Runtime {
@@ -33,36 +33,26 @@ pub trait SelectiveScan: Runtime {
     ) -> Result<()>;
 
     /// The gradients of [`selective_scan_forward`](Self::selective_scan_forward); states are
-    /// recomputed chunk by chunk, never held as `[b, t, e, n]`. `regated[b t, e]`, where given,
-    /// receives the forward output again, so that a caller need not keep it.
-    #[allow(clippy::too_many_arguments)]
+    /// recomputed chunk by chunk, never held as `[b, t, e, n]`.
     fn selective_scan_backward(
         &self,
         stream: &mut Self::DeviceStream,
         gradients: ScanGradients<'_, Self>,
-        regated: Option<MatrixMut<'_, Self, Self::Activation>>,
-        dout: Matrix<'_, Self, Self::Activation>,
-        inputs: ScanInputs<'_, Self>,
-        saved: Slice<'_, Self, f32>,
+        saved: ScanSaved<'_, Self>,
         shape: ScanShape,
     ) -> Result<()>;
 
-    /// The selective scan of sequences that go on, for generation: `state[b, e, n]` is h before the first position, and is moved on
-    /// behind the last. Of sample i there are the first `lengths[i]` positions, all of them where there are no lengths; rows behind
-    /// these are neither read nor written.
-    ///
-    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    /// The selective scan of sequences that go on, for generation: `piece.state[b, e, n]` is h before the first position.
     fn selective_scan_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()>;
 
-    /// [`ordered_matmul`](super::Backend::ordered_matmul) of `low` and `dt_weight` into `delta_raw[b, e]`, and
+    /// [`ordered_matmul`](super::OrderedProducts::ordered_matmul) of `low` and `dt_weight` into `delta_raw[b, e]`, and
     /// [`selective_scan_piece`](Self::selective_scan_piece) of one position of each sample with it, to the same bits: what a token
     /// costs where samples are few is one kernel after the other, and this may be one kernel. What `delta_raw` holds afterwards is
     /// not said.

@@ -2,7 +2,8 @@
 
 use super::checker::Checker;
 use crate::backend::{
-    ActivationElement, AttentionInputs, Backend, GrowingCache, KeyValueCache, RotaryInputs,
+    ActivationElement, AttentionInputs, AttentionSaved, Backend, GrowingCache, KeyValueCache,
+    RotaryInputs,
 };
 use crate::error::Result;
 use crate::reference::attention as defined;
@@ -39,9 +40,10 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         };
         let results = out.matrix_mut(width)?;
         backend.attention_forward(stream, results, sums.slice_mut(), inputs, shape)?;
-        let (dqkv, dy) = (gradients.matrix_mut(3 * width)?, dout.matrix(width)?);
-        let (y, sums_of) = (out.matrix(width)?, sums.slice());
-        backend.attention_backward(stream, dqkv, dy, y, sums_of, inputs, shape)?;
+        let (dout_of, out_of) = (dout.matrix(width)?, out.matrix(width)?);
+        let saved =
+            AttentionSaved { dout: dout_of, inputs, out: out_of, log_sum_exp: sums.slice() };
+        backend.attention_backward(stream, gradients.matrix_mut(3 * width)?, saved, shape)?;
         let wide = defined::AttentionInputs {
             q: &q.wide,
             k: &k.wide,

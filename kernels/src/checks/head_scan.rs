@@ -1,7 +1,7 @@
 //! The scan of heads, whole and in pieces.
 
 use super::checker::{Checker, Numbers};
-use crate::backend::{Backend, DeltaLimits, HeadScanGradients, HeadScanInputs};
+use crate::backend::{Backend, DeltaLimits, HeadScanGradients, HeadScanInputs, PieceState};
 use crate::error::Result;
 use crate::reference::head_scan as scan;
 use crate::shape::{HeadScanShape, HeadScanSizes, SequenceShape};
@@ -142,8 +142,8 @@ fn step<B: Backend>(checker: &mut Checker<'_, B>, shape: HeadScanShape) -> Resul
     let mut moved = state.wide.clone();
     let expected = scan::piece(&mut moved, &read.wide(), shape);
     let (backend, stream) = (checker.backend, &mut checker.stream);
-    let (results, state_mut) = (out.matrix_mut(width)?, state.slice_mut());
-    backend.head_scan_piece(stream, results, state_mut, None, read.inputs()?, shape)?;
+    let piece = PieceState { state: state.slice_mut(), lengths: None };
+    backend.head_scan_piece(stream, out.matrix_mut(width)?, piece, read.inputs()?, shape)?;
     checker.compare("head_scan_piece", &out, &expected)?;
     checker.compare("head_scan_piece, state", &state, &moved)
 }

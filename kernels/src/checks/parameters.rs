@@ -74,9 +74,9 @@ pub(super) fn adamw<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         };
         defined(&mut state, &gradient.wide, STEP);
         let (backend, stream) = (checker.backend, &mut checker.stream);
-        let moments = (average.slice_mut(), average_square.slice_mut());
+        let moments = [average.slice_mut(), average_square.slice_mut()];
         let (of, by) = (parameters.slice_mut(), gradient.slice());
-        backend.adamw(stream, of, moments.0, moments.1, by, STEP)?;
+        backend.adamw(stream, of, moments, by, STEP)?;
         checker.compare("adamw, parameters", &parameters, &state.parameters)?;
         checker.compare("adamw, exp_avg", &average, &state.exp_avg)?;
         checker.compare("adamw, exp_avg_sq", &average_square, &state.exp_avg_sq)?;
@@ -139,8 +139,8 @@ pub(super) fn masters<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         defined(&mut state, &gradient.wide, STEP);
         let (backend, stream) = (checker.backend, &mut checker.stream);
         let master = MasterMut::new(rounded.slice_mut(), SliceMut::all(&mut remainder))?;
-        let moments = (average.slice_mut(), average_square.slice_mut());
-        backend.adamw_master(stream, master, moments.0, moments.1, gradient.slice(), STEP)?;
+        let moments = [average.slice_mut(), average_square.slice_mut()];
+        backend.adamw_master(stream, master, moments, gradient.slice(), STEP)?;
         let master = Master::new(rounded.slice(), Slice::all(&remainder))?;
         backend.join_master(stream, joined.slice_mut(), master, &Run::all(elements))?;
         checker.compare("adamw_master", &joined, &state.parameters)?;

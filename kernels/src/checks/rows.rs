@@ -2,7 +2,8 @@
 
 use super::checker::Checker;
 use crate::backend::{
-    Backend, Gelu, GeluGradients, IGNORED_TARGET, LogitGradient, NormGradient, NormInput, Output,
+    Backend, Gelu, GeluGradients, IGNORED_TARGET, LogitGradient, NormGradient, NormGradients,
+    NormInput, NormInputs, NormSaved, Output,
 };
 use crate::error::Result;
 use crate::reference;
@@ -53,27 +54,27 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         let expected_dx: Vec<f64> = dx.wide.iter().zip(&backward.dx).map(|(a, b)| a + b).collect();
         let (backend, stream) = (checker.backend, &mut checker.stream);
         let (out, statistics) = (y.matrix_mut(width)?, roots.slice_mut());
-        backend.rms_norm_forward(
-            stream,
-            out,
-            statistics,
-            NormInput::Residual(x.matrix(width)?),
-            weight.slice(),
-            shape,
-        )?;
-        backend.rms_norm_backward(
-            stream,
-            NormGradient::Residual {
+        let inputs = NormInputs {
+            x: NormInput::Residual(x.matrix(width)?),
+            weight: weight.slice(),
+            bias: None,
+        };
+        backend.norm_forward(stream, out, statistics, inputs, shape)?;
+        let gradients = NormGradients {
+            x: NormGradient::Residual {
                 dx: dx.matrix_mut(width)?,
                 rounded: Some(rounded.matrix_mut(width)?),
                 dy: dy.matrix(width)?,
             },
-            dweight.slice_mut(),
-            NormInput::Residual(x.matrix(width)?),
-            roots.slice(),
-            weight.slice(),
-            shape,
-        )?;
+            dweight: dweight.slice_mut(),
+            dbias: None,
+        };
+        let saved = NormSaved {
+            x: NormInput::Residual(x.matrix(width)?),
+            statistics: roots.slice(),
+            weight: weight.slice(),
+        };
+        backend.norm_backward(stream, gradients, saved, shape)?;
         checker.compare("rms_norm_forward", &y, &forward.y)?;
         checker.compare("rms_norm_backward, dx", &dx, &expected_dx)?;
         checker.compare("rms_norm_backward, dx rounded", &rounded, &expected_dx)?;
@@ -102,24 +103,16 @@ pub(super) fn rms_norm_of_heads<B: Backend>(checker: &mut Checker<'_, B>) -> Res
         let (backend, stream) = (checker.backend, &mut checker.stream);
         let input =
             || x.matrix(columns + width)?.columns(width, columns).map(NormInput::Activation);
-        backend.rms_norm_forward(
-            stream,
-            y.matrix_mut(columns)?,
-            roots.slice_mut(),
-            input()?,
-            weight.slice(),
-            shape,
-        )?;
-        let gradient = NormGradient::InPlace(dx.matrix_mut(columns)?);
-        backend.rms_norm_backward(
-            stream,
-            gradient,
-            dweight.slice_mut(),
-            input()?,
-            roots.slice(),
-            weight.slice(),
-            shape,
-        )?;
+        let (out, statistics) = (y.matrix_mut(columns)?, roots.slice_mut());
+        let inputs = NormInputs { x: input()?, weight: weight.slice(), bias: None };
+        backend.norm_forward(stream, out, statistics, inputs, shape)?;
+        let gradients = NormGradients {
+            x: NormGradient::InPlace(dx.matrix_mut(columns)?),
+            dweight: dweight.slice_mut(),
+            dbias: None,
+        };
+        let saved = NormSaved { x: input()?, statistics: roots.slice(), weight: weight.slice() };
+        backend.norm_backward(stream, gradients, saved, shape)?;
         checker.compare("rms_norm_forward of heads", &y, &forward.y)?;
         checker.compare("rms_norm_backward of heads, dx", &dx, &backward.dx)?;
         checker.compare("rms_norm_backward of heads, dweight", &dweight, &backward.dweight)?;
@@ -145,29 +138,28 @@ pub(super) fn layer_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()>
             reference::layer_norm::forward(&x.wide, &weight.wide, Some(&bias.wide), shape);
         let backward = reference::layer_norm::backward(&dy.wide, &x.wide, &weight.wide, shape);
         let (backend, stream) = (checker.backend, &mut checker.stream);
-        backend.layer_norm_forward(
-            stream,
-            y.matrix_mut(width)?,
-            statistics.slice_mut(),
-            NormInput::Residual(x.matrix(width)?),
-            weight.slice(),
-            Some(bias.slice()),
-            shape,
-        )?;
-        backend.layer_norm_backward(
-            stream,
-            NormGradient::Residual {
+        let inputs = NormInputs {
+            x: NormInput::Residual(x.matrix(width)?),
+            weight: weight.slice(),
+            bias: Some(bias.slice()),
+        };
+        let out = y.matrix_mut(width)?;
+        backend.norm_forward(stream, out, statistics.slice_mut(), inputs, shape)?;
+        let gradients = NormGradients {
+            x: NormGradient::Residual {
                 dx: dx.matrix_mut(width)?,
                 rounded: Some(rounded.matrix_mut(width)?),
                 dy: dy.matrix(width)?,
             },
-            dweight.slice_mut(),
-            Some(dbias.slice_mut()),
-            NormInput::Residual(x.matrix(width)?),
-            statistics.slice(),
-            weight.slice(),
-            shape,
-        )?;
+            dweight: dweight.slice_mut(),
+            dbias: Some(dbias.slice_mut()),
+        };
+        let saved = NormSaved {
+            x: NormInput::Residual(x.matrix(width)?),
+            statistics: statistics.slice(),
+            weight: weight.slice(),
+        };
+        backend.norm_backward(stream, gradients, saved, shape)?;
         checker.compare("layer_norm_forward", &y, &forward.y)?;
         checker.compare("layer_norm_backward, dx", &dx, &backward.dx)?;
         checker.compare("layer_norm_backward, dx rounded", &rounded, &backward.dx)?;

@@ -1,7 +1,9 @@
 //! The convolution and the scan, whole and in pieces.
 
 use super::checker::{Checker, Numbers};
-use crate::backend::{Backend, ConvInputs, ScanGradients, ScanInputs};
+use crate::backend::{
+    Backend, ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs, ScanSaved,
+};
 use crate::error::Result;
 use crate::reference::{causal_conv1d as conv, selective_scan as scan};
 use crate::shape::{ConvShape, ScanShape, SequenceShape};
@@ -31,9 +33,11 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
         backend.causal_conv1d_silu_forward(stream, results, inputs()?, shape)?;
         backend.causal_conv1d_silu_backward(
             stream,
-            dx.matrix_mut(channels)?,
-            dweight.slice_mut(),
-            Some(dbias.slice_mut()),
+            ConvGradients {
+                dx: dx.matrix_mut(channels)?,
+                dweight: dweight.slice_mut(),
+                dbias: Some(dbias.slice_mut()),
+            },
             dout.matrix(channels)?,
             inputs()?,
             shape,
@@ -63,8 +67,9 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
             bias: Some(bias.slice()),
             starts: None,
         };
-        let (results, state_mut) = (out.matrix_mut(channels)?, state.slice_mut());
-        backend.causal_conv1d_silu_piece(stream, results, state_mut, None, inputs, shape)?;
+        let piece = PieceState { state: state.slice_mut(), lengths: None };
+        let results = out.matrix_mut(channels)?;
+        backend.causal_conv1d_silu_piece(stream, results, piece, inputs, shape)?;
         checker.compare("causal_conv1d_silu_piece", &out, &expected)?;
         checker.compare("causal_conv1d_silu_piece, state", &state, &moved)?;
     }
@@ -165,17 +170,11 @@ fn whole_scan<B: Backend>(
         da_log: da_log.slice_mut(),
         dd: dd.slice_mut(),
         ddelta_bias: ddelta_bias.slice_mut(),
+        regated: None,
     };
-    let dy = dout.matrix(channels)?;
-    backend.selective_scan_backward(
-        stream,
-        gradients,
-        None,
-        dy,
-        read.inputs()?,
-        saved.slice(),
-        shape,
-    )?;
+    let (dout_of, inputs) = (dout.matrix(channels)?, read.inputs()?);
+    let saved = ScanSaved { dout: dout_of, inputs, saved: saved.slice() };
+    backend.selective_scan_backward(stream, gradients, saved, shape)?;
     let wide = read.wide();
     let expected = scan::backward(&dout.wide, &wide, shape);
     checker.compare("selective_scan_forward", &out, &scan::forward(&wide, shape))?;
@@ -213,8 +212,8 @@ fn scan_step<B: Backend>(
     let expected = scan::step(&mut moved, &read.wide(), shape);
     let (backend, stream) = (checker.backend, &mut checker.stream);
     let results = out.matrix_mut(channels)?;
-    let (inputs, state_mut) = (read.inputs()?, state.slice_mut());
-    backend.selective_scan_piece(stream, results, state_mut, None, inputs, shape)?;
+    let piece = PieceState { state: state.slice_mut(), lengths: None };
+    backend.selective_scan_piece(stream, results, piece, read.inputs()?, shape)?;
     checker.compare("selective_scan_piece", &out, &expected)?;
     checker.compare("selective_scan_piece, state", &state, &moved)
 }

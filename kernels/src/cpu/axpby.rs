@@ -1,22 +1,31 @@
 //! Scaled sums of elements.
 
-use super::device_stream::ComputeThreads;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
+use super::rows::{self, elements_mut};
 use super::simd::{LANES, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::{Elementwise, Values, ValuesMut, check_axpby};
+use crate::error::Result;
 
-/// `out = keep out + factor x`, of slices of one length.
-pub(crate) fn axpby(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    out: &mut [f32],
-    keep: f32,
-    factor: f32,
-    x: &[f32],
-) {
-    let share = threads.share(out.len().div_ceil(LANES)) * LANES;
-    let parts = out.chunks_mut(share).zip(x.chunks(share));
-    let parts = parts.map(|(out, x)| Axpby { out, keep, factor, x });
-    threads.for_each(parts, |part| dispatch.run(part));
+impl Elementwise for Cpu {
+    fn axpby(
+        &self,
+        stream: &mut DeviceStream,
+        out: ValuesMut<'_, Self>,
+        keep: f32,
+        factor: f32,
+        x: Values<'_, Self>,
+    ) -> Result<()> {
+        let elements = check_axpby(&out, &x)?;
+        let (ValuesMut::Fp32(out) | ValuesMut::Activations(out)) = out;
+        let (Values::Fp32(x) | Values::Activations(x)) = x;
+        let threads = stream.threads();
+        let share = threads.share(elements.div_ceil(LANES)) * LANES;
+        let parts = elements_mut(out).chunks_mut(share).zip(rows::elements(x).chunks(share));
+        let parts = parts.map(|(out, x)| Axpby { out, keep, factor, x });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 struct Axpby<'a> {

@@ -1,18 +1,18 @@
 //! Biases of rows and their gradients, and clamps.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
-use super::dispatch::{Dispatch, Kernel};
-use super::row_map::{Arguments, Operation};
+use super::dispatch::Kernel;
+use super::row_map::{Arguments, MapInputs, Operation, map_rows};
 use super::rows::{Rows, exactly_mut};
 use super::simd::{LANES, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::{self, Bias};
 use crate::error::Result;
-use crate::shape::GrainRows;
-use crate::view::{Matrix, SliceMut};
+use crate::shape::{GrainRows, check_limit};
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// x with its bias.
 #[derive(Clone, Copy)]
-pub(crate) struct Biased;
+struct Biased;
 
 impl Operation for Biased {
     #[inline(always)]
@@ -23,7 +23,7 @@ impl Operation for Biased {
 
 /// x within plus and minus the limit.
 #[derive(Clone, Copy)]
-pub(crate) struct Clamp(pub(crate) f32);
+struct Clamp(f32);
 
 impl Operation for Clamp {
     #[inline(always)]
@@ -34,7 +34,7 @@ impl Operation for Clamp {
 
 /// The gradient where x is within the limit, else zero.
 #[derive(Clone, Copy)]
-pub(crate) struct ClampGradient(pub(crate) f32);
+struct ClampGradient(f32);
 
 impl Operation for ClampGradient {
     #[inline(always)]
@@ -44,22 +44,72 @@ impl Operation for ClampGradient {
     }
 }
 
-/// `dbias[grains, n]`: the sums of the grain's rows of `dout[rows, n]`, in order.
-pub(crate) fn bias_backward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    dbias: SliceMut<'_, Cpu, f32>,
-    dout: Matrix<'_, Cpu, f32>,
-    grains: GrainRows,
-) -> Result<()> {
-    const KERNEL: &str = "bias_backward";
-    let width = dout.columns;
-    let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
-    let dbias = exactly_mut(KERNEL, "dbias", dbias, grains.grains() * width)?;
-    let parts = dbias.chunks_exact_mut(width.max(1)).enumerate();
-    let parts = parts.map(|(grain, dbias)| BiasBackward { dbias, dout, rows: grains.range(grain) });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl Bias for Cpu {
+    fn add_bias(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, "add_bias", out, inputs, Biased)
+    }
+
+    fn add_bias_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, "add_bias_f32", out, inputs, Biased)
+    }
+
+    fn bias_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dbias: SliceMut<'_, Cpu, f32>,
+        dout: Matrix<'_, Cpu, f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "bias_backward";
+        let width = dout.columns;
+        let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
+        let dbias = exactly_mut(KERNEL, "dbias", dbias, grains.grains() * width)?;
+        let parts = dbias.chunks_exact_mut(width.max(1)).enumerate();
+        let parts =
+            parts.map(|(grain, dbias)| BiasBackward { dbias, dout, rows: grains.range(grain) });
+        stream.threads().for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
+}
+
+impl backend::Clamp for Cpu {
+    fn clamp(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        limit: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "clamp";
+        check_limit(KERNEL, limit)?;
+        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, KERNEL, out, inputs, Clamp(limit))
+    }
+
+    fn clamp_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        limit: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "clamp_backward";
+        check_limit(KERNEL, limit)?;
+        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
+    }
 }
 
 struct BiasBackward<'a> {

@@ -1,12 +1,11 @@
 //! Cross-entropy of rows of logits, and its gradient in place.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::exp2_each;
 use super::rows::{exactly, exactly_mut};
 use super::simd::{LANES, Simd};
-use crate::backend::{IGNORED_TARGET, LogitGradient};
+use super::{Cpu, DeviceStream};
+use crate::backend::{self, IGNORED_TARGET, LogitGradient};
 use crate::error::{KernelError, Result};
 use crate::shape::CrossEntropyShape;
 use crate::view::{Slice, SliceMut};
@@ -28,27 +27,33 @@ fn check_targets(kernel: &'static str, targets: &[u32], vocab_size: usize) -> Re
     }
 }
 
-/// The rows' losses, and in the logits what `gradient` says.
-pub(crate) fn cross_entropy(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    losses: SliceMut<'_, Cpu, f32>,
-    logits: SliceMut<'_, Cpu, f32>,
-    targets: Slice<'_, Cpu, u32>,
-    gradient: LogitGradient,
-    shape: CrossEntropyShape,
-) -> Result<()> {
-    const KERNEL: &str = "cross_entropy";
-    let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
-    let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
-    let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
-    let targets = exactly(KERNEL, "targets", targets, rows)?;
-    check_targets(KERNEL, targets, vocab_size)?;
-    let scale = shape.logit_scale();
-    let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride, scale };
-    let share = threads.share(rows);
-    threads.for_each(all.parts(share), |part| dispatch.run(part));
-    Ok(())
+impl backend::CrossEntropy for Cpu {
+    fn logit_chunk_rows(&self) -> usize {
+        128
+    }
+
+    fn cross_entropy(
+        &self,
+        stream: &mut DeviceStream,
+        losses: SliceMut<'_, Cpu, f32>,
+        logits: SliceMut<'_, Cpu, f32>,
+        targets: Slice<'_, Cpu, u32>,
+        gradient: LogitGradient,
+        shape: CrossEntropyShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "cross_entropy";
+        let threads = stream.threads();
+        let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
+        let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
+        let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
+        let targets = exactly(KERNEL, "targets", targets, rows)?;
+        check_targets(KERNEL, targets, vocab_size)?;
+        let scale = shape.logit_scale();
+        let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride, scale };
+        let share = threads.share(rows);
+        threads.for_each(all.parts(share), |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 /// Rows of logits `row_stride` apart, of which `vocab_size` count; targets are inside the vocabulary or

@@ -2,10 +2,10 @@
 
 use super::Cpu;
 use super::device_stream::{DeviceStream, TokenRow};
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::rows::{Rows, RowsMut, elements, exactly};
 use super::simd::{LANES, Lanes, Simd};
-use crate::backend::Output;
+use crate::backend::{Embedding, Output};
 use crate::error::{KernelError, Result};
 use crate::float_environment::FloatEnvironment;
 use crate::shape::GrainRows;
@@ -21,58 +21,60 @@ fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usize) -> Resu
     }
 }
 
-/// `out[rows, d] (+)= table[tokens[row]]`.
-pub(crate) fn embedding_forward(
-    out: MatrixMut<'_, Cpu, f32>,
-    table: Matrix<'_, Cpu, f32>,
-    tokens: Slice<'_, Cpu, u32>,
-    output: Output,
-) -> Result<()> {
-    const KERNEL: &str = "embedding_forward";
-    let tokens = elements(tokens);
-    let (vocab_size, width) = (table.rows, table.columns);
-    let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
-    let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
-    check_tokens(KERNEL, tokens, vocab_size)?;
-    let _standard = FloatEnvironment::standard();
-    for (row, &token) in tokens.iter().enumerate() {
-        let (out, from) = (out.row_mut(row), table.row(token as usize));
-        match output {
-            Output::Overwrite => out.copy_from_slice(from),
-            Output::Add => out.iter_mut().zip(from).for_each(|(out, x)| *out += x),
+impl Embedding for Cpu {
+    fn embedding_forward(
+        &self,
+        _: &mut DeviceStream,
+        out: MatrixMut<'_, Cpu, f32>,
+        table: Matrix<'_, Cpu, f32>,
+        tokens: Slice<'_, Cpu, u32>,
+        output: Output,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_forward";
+        let tokens = elements(tokens);
+        let (vocab_size, width) = (table.rows, table.columns);
+        let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
+        let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
+        check_tokens(KERNEL, tokens, vocab_size)?;
+        let _standard = FloatEnvironment::standard();
+        for (row, &token) in tokens.iter().enumerate() {
+            let (out, from) = (out.row_mut(row), table.row(token as usize));
+            match output {
+                Output::Overwrite => out.copy_from_slice(from),
+                Output::Add => out.iter_mut().zip(from).for_each(|(out, x)| *out += x),
+            }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
-pub(crate) fn embedding_backward_add(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    lane_table: MatrixMut<'_, Cpu, f32>,
-    dout: Matrix<'_, Cpu, f32>,
-    tokens: Slice<'_, Cpu, u32>,
-    grains: GrainRows,
-) -> Result<()> {
-    const KERNEL: &str = "embedding_backward_add";
-    let (vocab_size, width) = (lane_table.rows, lane_table.columns);
-    let tokens = exactly(KERNEL, "tokens", tokens, grains.rows())?;
-    let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
-    let mut lane_table = RowsMut::new(KERNEL, "lane_table", lane_table, vocab_size, width)?;
-    check_tokens(KERNEL, tokens, vocab_size)?;
-    let (sum, token_rows) = stream.with_token_rows(width.div_ceil(LANES))?;
-    for grain in 0..grains.grains() {
-        token_rows.clear();
-        token_rows.extend(grains.range(grain).map(|row| (tokens[row], row)));
-        token_rows.sort_unstable();
-        dispatch.run(EmbeddingBackward {
-            lane_table: &mut lane_table,
-            dout,
-            token_rows,
-            sum: &mut *sum,
-        });
+    fn embedding_backward_add(
+        &self,
+        stream: &mut DeviceStream,
+        lane_table: MatrixMut<'_, Cpu, f32>,
+        dout: Matrix<'_, Cpu, f32>,
+        tokens: Slice<'_, Cpu, u32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_backward_add";
+        let (vocab_size, width) = (lane_table.rows, lane_table.columns);
+        let tokens = exactly(KERNEL, "tokens", tokens, grains.rows())?;
+        let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
+        let mut lane_table = RowsMut::new(KERNEL, "lane_table", lane_table, vocab_size, width)?;
+        check_tokens(KERNEL, tokens, vocab_size)?;
+        let (sum, token_rows) = stream.with_token_rows(width.div_ceil(LANES))?;
+        for grain in 0..grains.grains() {
+            token_rows.clear();
+            token_rows.extend(grains.range(grain).map(|row| (tokens[row], row)));
+            token_rows.sort_unstable();
+            self.dispatch.run(EmbeddingBackward {
+                lane_table: &mut lane_table,
+                dout,
+                token_rows,
+                sum: &mut *sum,
+            });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// `lane_table[v, d] += sum over the grain's rows, in order, of dout`, the sum formed from +0.0.

@@ -1,108 +1,91 @@
-//! The gate of SwiGLU (Shazeer, 2020) and its gradients.
+//! The gate of SwiGLU (Shazeer, 2020) and its gradients: one loop, which forms gradients where there are some.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
 use super::exponential::sigmoid;
 use super::rows::{Rows, RowsMut};
 use super::simd::{LANES, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::GatedSilu;
 use crate::error::Result;
 use crate::view::{Matrix, MatrixMut};
 
-/// `out[rows, n] = silu(gate) up` of `x[rows, 2 n]`.
-pub(crate) fn gated_silu_forward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    out: MatrixMut<'_, Cpu, f32>,
-    x: Matrix<'_, Cpu, f32>,
-) -> Result<()> {
-    const KERNEL: &str = "gated_silu_forward";
-    let (rows, width) = (out.rows, out.columns);
-    let x = Rows::new(KERNEL, "x", x, rows, width.saturating_mul(2))?;
-    let out = RowsMut::new(KERNEL, "out", out, rows, width)?;
-    let share = threads.share(rows);
-    let parts = out.parts(share).enumerate().map(|(part, out)| {
-        let first_row = part * share;
-        Forward { out, x, first_row, rows: share.min(rows - first_row), width }
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl GatedSilu for Cpu {
+    fn gated_silu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+    ) -> Result<()> {
+        gated_silu("gated_silu_forward", stream, self.dispatch, (out, None), x)
+    }
+
+    fn gated_silu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradient: MatrixMut<'_, Self, f32>,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+    ) -> Result<()> {
+        gated_silu("gated_silu_backward", stream, self.dispatch, (out, Some(gradient)), x)
+    }
 }
 
-/// `gradient[rows, 2 n]` from that of the output in its columns from n on, and `out` again.
-pub(crate) fn gated_silu_backward(
-    threads: &ComputeThreads,
+fn gated_silu(
+    kernel: &'static str,
+    stream: &mut DeviceStream,
     dispatch: Dispatch,
-    gradient: MatrixMut<'_, Cpu, f32>,
-    out: MatrixMut<'_, Cpu, f32>,
+    (out, gradient): (MatrixMut<'_, Cpu, f32>, Option<MatrixMut<'_, Cpu, f32>>),
     x: Matrix<'_, Cpu, f32>,
 ) -> Result<()> {
-    const KERNEL: &str = "gated_silu_backward";
     let (rows, width) = (out.rows, out.columns);
-    let x = Rows::new(KERNEL, "x", x, rows, width.saturating_mul(2))?;
-    let gradient = RowsMut::new(KERNEL, "gradient", gradient, rows, width.saturating_mul(2))?;
-    let out = RowsMut::new(KERNEL, "out", out, rows, width)?;
+    let both = width.saturating_mul(2);
+    let x = Rows::new(kernel, "x", x, rows, both)?;
+    let gradient = gradient.map(|gradient| RowsMut::new(kernel, "gradient", gradient, rows, both));
+    let out = RowsMut::new(kernel, "out", out, rows, width)?;
+    let threads = stream.threads();
     let share = threads.share(rows);
-    let parts = gradient.parts(share).zip(out.parts(share)).enumerate();
-    let parts = parts.map(|(part, (gradient, out))| {
+    let mut gradients = gradient.transpose()?.map(|gradient| gradient.parts(share));
+    let parts = out.parts(share).enumerate().map(|(part, out)| {
         let first_row = part * share;
-        let forward = Forward { out, x, first_row, rows: share.min(rows - first_row), width };
-        Backward { gradient, forward }
+        let gradient = gradients.as_mut().and_then(Iterator::next);
+        Gate { out, gradient, x, first_row, rows: share.min(rows - first_row), width }
     });
     threads.for_each(parts, |part| dispatch.run(part));
     Ok(())
 }
 
 /// The part's rows, whose first of x is `first_row`.
-struct Forward<'a> {
+struct Gate<'a> {
     out: RowsMut<'a>,
+    gradient: Option<RowsMut<'a>>,
     x: Rows<'a>,
     first_row: usize,
     rows: usize,
     width: usize,
 }
 
-impl Kernel for Forward<'_> {
+impl Kernel for Gate<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        let one = s.splat(1.0);
         for row in 0..self.rows {
             let (gate, up) = self.x.row(self.first_row + row).split_at(self.width);
+            let mut gradient = match &mut self.gradient {
+                Some(gradient) => Some(gradient.row_mut(row).split_at_mut(self.width)),
+                None => None,
+            };
             for (block, out) in self.out.row_mut(row).chunks_mut(LANES).enumerate() {
-                let gate = s.load_row(&gate[block * LANES..]);
-                let up = s.load_row(&up[block * LANES..]);
-                s.store_row(out, s.mul(s.mul(gate, sigmoid(s, gate)), up));
-            }
-        }
-    }
-}
-
-struct Backward<'a> {
-    gradient: RowsMut<'a>,
-    forward: Forward<'a>,
-}
-
-impl Kernel for Backward<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { mut gradient, forward: Forward { mut out, x, first_row, rows, width } } = self;
-        let one = s.splat(1.0);
-        for row in 0..rows {
-            let (gate, up) = x.row(first_row + row).split_at(width);
-            let (dgate, dup) = gradient.row_mut(row).split_at_mut(width);
-            let blocks = out.row_mut(row).chunks_mut(LANES).zip(dgate.chunks_mut(LANES));
-            let blocks = blocks.zip(dup.chunks_mut(LANES)).enumerate();
-            for (block, ((out, dgate), dup)) in blocks {
-                let gate = s.load_row(&gate[block * LANES..]);
-                let up = s.load_row(&up[block * LANES..]);
-                let dout = s.load_row(dup);
+                let first = block * LANES;
+                let (gate, up) = (s.load_row(&gate[first..]), s.load_row(&up[first..]));
                 let share = sigmoid(s, gate);
                 let silu = s.mul(gate, share);
-                let slope = s.mul(share, s.mul_add(gate, s.sub(one, share), one));
                 s.store_row(out, s.mul(silu, up));
+                let Some((dgate, dup)) = &mut gradient else { continue };
+                let (dgate, dup) = (&mut dgate[first..], &mut dup[first..]);
+                let dout = s.load_row(dup);
+                let slope = s.mul(share, s.mul_add(gate, s.sub(one, share), one));
                 s.store_row(dgate, s.mul(s.mul(dout, up), slope));
                 s.store_row(dup, s.mul(dout, silu));
             }

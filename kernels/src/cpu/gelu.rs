@@ -10,15 +10,12 @@
 //! with P a relative minimax polynomial of degree nine on [0, 1], found by Remez' exchange: 3.4e-8. The same exponential
 //! makes the density, so that value and derivative cost one.
 
-use super::Cpu;
-use super::bias::bias_backward;
-use super::device_stream::ComputeThreads;
-use super::dispatch::Dispatch;
 use super::exponential::{exp, sigmoid};
 use super::row_map::{Arguments, MapInputs, Operation, map_rows};
 use super::rows::{RowsMut, exactly_mut};
 use super::simd::Simd;
-use crate::backend::{Gelu, GeluGradients};
+use super::{Cpu, DeviceStream};
+use crate::backend::{Bias, BiasedGelu, Gelu, GeluGradients};
 use crate::error::Result;
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -44,56 +41,58 @@ const FLAT: f32 = 16.0;
 const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = 0.071_354_814;
 
-/// `out = gelu(x + bias)`
-pub(crate) fn gelu_forward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    out: MatrixMut<'_, Cpu, f32>,
-    x: Matrix<'_, Cpu, f32>,
-    bias: Option<Slice<'_, Cpu, f32>>,
-    gelu: Gelu,
-) -> Result<()> {
-    const KERNEL: &str = "gelu_forward";
-    let inputs = MapInputs { x: Some(x), dout: None, bias };
-    match gelu {
-        Gelu::Erf => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf)),
-        Gelu::Tanh => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh)),
+impl BiasedGelu for Cpu {
+    fn gelu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Cpu, f32>,
+        x: Matrix<'_, Cpu, f32>,
+        bias: Option<Slice<'_, Cpu, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        const KERNEL: &str = "gelu_forward";
+        let threads = stream.threads();
+        let inputs = MapInputs { x: Some(x), dout: None, bias };
+        match gelu {
+            Gelu::Erf => map_rows(threads, self.dispatch, KERNEL, out, inputs, Value(Erf)),
+            Gelu::Tanh => map_rows(threads, self.dispatch, KERNEL, out, inputs, Value(Tanh)),
+        }
     }
-}
 
-/// The gradient of x in the place of that of the output, the values again, and the gradient of the bias.
-pub(crate) fn gelu_backward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    gradients: GeluGradients<'_, Cpu>,
-    x: Matrix<'_, Cpu, f32>,
-    bias: Option<Slice<'_, Cpu, f32>>,
-    grains: GrainRows,
-    gelu: Gelu,
-) -> Result<()> {
-    const KERNEL: &str = "gelu_backward";
-    let GeluGradients { mut gradient, mut out, mut dbias } = gradients;
-    let (rows, width) = (grains.rows(), gradient.columns);
-    RowsMut::new(KERNEL, "gradient", gradient.reborrow(), rows, width)?;
-    RowsMut::new(KERNEL, "out", out.reborrow(), rows, width)?;
-    if let Some(dbias) = &mut dbias {
-        exactly_mut(KERNEL, "dbias", dbias.reborrow(), grains.grains() * width)?;
-    }
-    let inputs = MapInputs { x: Some(x), dout: None, bias };
-    let dx = gradient.reborrow();
-    match gelu {
-        Gelu::Erf => {
-            map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf))?;
-            map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf))?;
+    fn gelu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradients: GeluGradients<'_, Cpu>,
+        x: Matrix<'_, Cpu, f32>,
+        bias: Option<Slice<'_, Cpu, f32>>,
+        grains: GrainRows,
+        gelu: Gelu,
+    ) -> Result<()> {
+        const KERNEL: &str = "gelu_backward";
+        let threads = stream.threads();
+        let GeluGradients { mut gradient, mut out, mut dbias } = gradients;
+        let (rows, width) = (grains.rows(), gradient.columns);
+        RowsMut::new(KERNEL, "gradient", gradient.reborrow(), rows, width)?;
+        RowsMut::new(KERNEL, "out", out.reborrow(), rows, width)?;
+        if let Some(dbias) = &mut dbias {
+            exactly_mut(KERNEL, "dbias", dbias.reborrow(), grains.grains() * width)?;
         }
-        Gelu::Tanh => {
-            map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh))?;
-            map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh))?;
+        let inputs = MapInputs { x: Some(x), dout: None, bias };
+        let dx = gradient.reborrow();
+        match gelu {
+            Gelu::Erf => {
+                map_rows(threads, self.dispatch, KERNEL, out, inputs, Value(Erf))?;
+                map_rows(threads, self.dispatch, KERNEL, dx, inputs, Gradient(Erf))?;
+            }
+            Gelu::Tanh => {
+                map_rows(threads, self.dispatch, KERNEL, out, inputs, Value(Tanh))?;
+                map_rows(threads, self.dispatch, KERNEL, dx, inputs, Gradient(Tanh))?;
+            }
         }
-    }
-    match dbias {
-        Some(dbias) => bias_backward(threads, dispatch, dbias, gradient.as_matrix(), grains),
-        None => Ok(()),
+        match dbias {
+            Some(dbias) => self.bias_backward(stream, dbias, gradient.as_matrix(), grains),
+            None => Ok(()),
+        }
     }
 }
 
@@ -193,7 +192,7 @@ impl Curve for Tanh {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::dispatch::Kernel;
+    use crate::cpu::dispatch::{Dispatch, Kernel};
     use crate::cpu::simd::LANES;
     use crate::reference::gelu::{gelu, gelu_derivative};
 

@@ -1,9 +1,8 @@
 //! The likeliest token of each row of logits.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
 use super::rows::{Rows, exactly_mut};
-use crate::backend::NO_TOKEN;
+use super::{Cpu, DeviceStream};
+use crate::backend::{Likeliest, NO_TOKEN};
 use crate::error::Result;
 use crate::view::{Matrix, SliceMut};
 
@@ -21,21 +20,35 @@ fn likeliest_of(logits: &[f32], scale: f32) -> u32 {
     best.0
 }
 
-pub(crate) fn likeliest(
-    threads: &ComputeThreads,
-    tokens: SliceMut<'_, Cpu, u32>,
-    logits: Matrix<'_, Cpu, f32>,
-    scale: f32,
-) -> Result<()> {
-    const KERNEL: &str = "likeliest";
-    let [rows, columns] = logits.shape();
-    let tokens = exactly_mut(KERNEL, "tokens", tokens, rows)?;
-    let logits = Rows::new(KERNEL, "logits", logits, rows, columns)?;
-    let share = threads.share(rows);
-    threads.for_each(tokens.chunks_mut(share).enumerate(), |(part, tokens)| {
-        for (row, token) in (part * share..).zip(tokens) {
-            *token = likeliest_of(logits.row(row), scale);
-        }
-    });
-    Ok(())
+impl Likeliest for Cpu {
+    fn likeliest(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Cpu, u32>,
+        logits: Matrix<'_, Cpu, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "likeliest";
+        let threads = stream.threads();
+        let [rows, columns] = logits.shape();
+        let tokens = exactly_mut(KERNEL, "tokens", tokens, rows)?;
+        let logits = Rows::new(KERNEL, "logits", logits, rows, columns)?;
+        let share = threads.share(rows);
+        threads.for_each(tokens.chunks_mut(share).enumerate(), |(part, tokens)| {
+            for (row, token) in (part * share..).zip(tokens) {
+                *token = likeliest_of(logits.row(row), scale);
+            }
+        });
+        Ok(())
+    }
+
+    fn likeliest_of_activations(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        self.likeliest(stream, tokens, logits, scale)
+    }
 }

@@ -1,38 +1,44 @@
 //! Lion over a chunk of parameters.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::rows::{elements_mut, exactly, exactly_mut};
 use super::simd::{LANES, Simd};
-use crate::backend::LionStep;
+use super::{Cpu, DeviceStream};
+use crate::backend::{self, LionStep};
 use crate::error::Result;
+use crate::master::MasterMut;
 use crate::view::{Slice, SliceMut};
 
 /// 2^75, twice: what makes the smallest number above 0 one above 1.
 const LARGE: f32 = f32::from_bits((127 + 75) << 23);
 
-/// One update of `parameters` and of their average.
-pub(crate) fn lion(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    parameters: SliceMut<'_, Cpu, f32>,
-    exp_avg: SliceMut<'_, Cpu, f32>,
-    gradient: Slice<'_, Cpu, f32>,
-    step: LionStep,
-) -> Result<()> {
-    const KERNEL: &str = "lion";
-    let parameters = elements_mut(parameters);
-    let count = parameters.len();
-    let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
-    let gradient = exactly(KERNEL, "gradient", gradient, count)?;
-    let share = threads.share(count.div_ceil(LANES)) * LANES;
-    let parts = parameters.chunks_mut(share).zip(exp_avg.chunks_mut(share));
-    let parts = parts.zip(gradient.chunks(share));
-    let parts =
-        parts.map(|((parameters, exp_avg), gradient)| Lion { parameters, exp_avg, gradient, step });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl backend::Lion for Cpu {
+    fn lion(
+        &self,
+        stream: &mut DeviceStream,
+        master: MasterMut<'_, Cpu>,
+        exp_avg: SliceMut<'_, Cpu, f32>,
+        gradient: Slice<'_, Cpu, f32>,
+        step: LionStep,
+    ) -> Result<()> {
+        const KERNEL: &str = "lion";
+        let threads = stream.threads();
+        let parameters = elements_mut(master.rounded);
+        let count = parameters.len();
+        let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
+        let gradient = exactly(KERNEL, "gradient", gradient, count)?;
+        let share = threads.share(count.div_ceil(LANES)) * LANES;
+        let parts = parameters.chunks_mut(share).zip(exp_avg.chunks_mut(share));
+        let parts = parts.zip(gradient.chunks(share));
+        let parts = parts.map(|((parameters, exp_avg), gradient)| Lion {
+            parameters,
+            exp_avg,
+            gradient,
+            step,
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 /// One update; all slices have one length.
@@ -83,6 +89,7 @@ impl Kernel for Lion<'_> {
 mod tests {
     use super::*;
     use crate::cpu::InstructionSet;
+    use crate::cpu::dispatch::Dispatch;
 
     struct Signs<'a>(&'a mut [f32]);
 

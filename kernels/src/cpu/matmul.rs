@@ -10,14 +10,14 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::Cpu;
-use super::InstructionSet;
 use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
-use super::elementwise::AddAssign;
-use crate::backend::Output;
+use super::gradient_sums::AddAssign;
+use super::rows::{Rows, RowsMut, exactly};
+use super::{Cpu, DeviceStream, InstructionSet};
+use crate::backend::{Bias, MatrixProducts, OrderedProducts, Output};
 use crate::error::{KernelError, Result};
-use crate::view::{Matrix, MatrixMut};
+use crate::view::{Matrix, MatrixMut, Slice};
 
 /// Where a product's operand lies: element (i, j) at `start + i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
@@ -105,10 +105,95 @@ impl Part {
     }
 }
 
+impl MatrixProducts for Cpu {
+    fn matmul(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), self.dispatch, out, a, b, output)
+    }
+
+    fn matmul_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), self.dispatch, out, a, b, output)
+    }
+
+    fn matmul_onto(
+        &self,
+        stream: &mut DeviceStream,
+        mut out: MatrixMut<'_, Self, f32>,
+        base: Matrix<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+    ) -> Result<()> {
+        const KERNEL: &str = "matmul";
+        let (rows, columns) = (out.rows, out.columns);
+        let base = Rows::new(KERNEL, "base", base, rows, columns)?;
+        if let Some(bias) = bias {
+            exactly(KERNEL, "bias", bias, columns)?;
+        }
+        let mut to = RowsMut::new(KERNEL, "out", out.reborrow(), rows, columns)?;
+        (0..rows).for_each(|row| to.row_mut(row).copy_from_slice(base.row(row)));
+        matmul(stream.threads(), self.dispatch, out.reborrow(), a, b, Output::Add)?;
+        match bias {
+            Some(bias) => self.add_bias_f32(stream, out, bias),
+            None => Ok(()),
+        }
+    }
+
+    fn matmul_biased(
+        &self,
+        stream: &mut DeviceStream,
+        mut out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        exactly("matmul", "bias", bias, out.columns)?;
+        matmul(stream.threads(), self.dispatch, out.reborrow(), a, b, Output::Overwrite)?;
+        self.add_bias(stream, out, bias)
+    }
+}
+
+impl OrderedProducts for Cpu {
+    fn ordered_matmul(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), self.dispatch, out, a, weight.transposed(), output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        self.ordered_matmul(stream, out, a, weight, output)
+    }
+}
+
 /// Rows and columns are divided at multiples of this, the edge of the widest micro kernel.
 const EDGE: usize = 16;
 
-pub(crate) fn matmul(
+fn matmul(
     threads: &ComputeThreads,
     dispatch: Dispatch,
     out: MatrixMut<'_, Cpu, f32>,

@@ -1,33 +1,40 @@
 //! AdamW over a chunk of parameters.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
 use super::rows::{elements_mut, exactly, exactly_mut};
 use super::simd::{LANES, Simd};
-use crate::backend::AdamWStep;
+use super::{Cpu, DeviceStream};
+use crate::backend::{self, AdamWStep};
 use crate::error::Result;
+use crate::master::MasterMut;
 use crate::view::{Slice, SliceMut};
 
-/// One update of `parameters` and of their moments, the first and the second, for `kernel`.
-pub(crate) fn adamw(
-    kernel: &'static str,
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    parameters: SliceMut<'_, Cpu, f32>,
-    [exp_avg, exp_avg_sq]: [SliceMut<'_, Cpu, f32>; 2],
-    gradient: Slice<'_, Cpu, f32>,
-    step: AdamWStep,
-) -> Result<()> {
-    let parameters = elements_mut(parameters);
-    let count = parameters.len();
-    let exp_avg = exactly_mut(kernel, "exp_avg", exp_avg, count)?;
-    let exp_avg_sq = exactly_mut(kernel, "exp_avg_sq", exp_avg_sq, count)?;
-    let gradient = exactly(kernel, "gradient", gradient, count)?;
-    let all = AdamW { parameters, exp_avg, exp_avg_sq, gradient, step };
-    let share = threads.share(count.div_ceil(LANES)) * LANES;
-    threads.for_each(all.parts(share), |part| dispatch.run(part));
-    Ok(())
+impl backend::AdamW for Cpu {
+    fn adamw(
+        &self,
+        stream: &mut DeviceStream,
+        parameters: SliceMut<'_, Self, f32>,
+        moments: [SliceMut<'_, Self, f32>; 2],
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let all = AdamW::new("adamw", parameters, moments, gradient, step)?;
+        all.update(stream, self.dispatch);
+        Ok(())
+    }
+
+    fn adamw_master(
+        &self,
+        stream: &mut DeviceStream,
+        master: MasterMut<'_, Self>,
+        moments: [SliceMut<'_, Self, f32>; 2],
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let all = AdamW::new("adamw_master", master.rounded, moments, gradient, step)?;
+        all.update(stream, self.dispatch);
+        Ok(())
+    }
 }
 
 /// One update in the order of PyTorch's; all slices have one length.
@@ -40,6 +47,30 @@ struct AdamW<'a> {
 }
 
 impl<'a> AdamW<'a> {
+    fn new(
+        kernel: &'static str,
+        parameters: SliceMut<'a, Cpu, f32>,
+        [exp_avg, exp_avg_sq]: [SliceMut<'a, Cpu, f32>; 2],
+        gradient: Slice<'a, Cpu, f32>,
+        step: AdamWStep,
+    ) -> Result<Self> {
+        let parameters = elements_mut(parameters);
+        let count = parameters.len();
+        Ok(Self {
+            exp_avg: exactly_mut(kernel, "exp_avg", exp_avg, count)?,
+            exp_avg_sq: exactly_mut(kernel, "exp_avg_sq", exp_avg_sq, count)?,
+            gradient: exactly(kernel, "gradient", gradient, count)?,
+            parameters,
+            step,
+        })
+    }
+
+    fn update(self, stream: &mut DeviceStream, dispatch: Dispatch) {
+        let threads = stream.threads();
+        let share = threads.share(self.parameters.len().div_ceil(LANES)) * LANES;
+        threads.for_each(self.parts(share), |part| dispatch.run(part));
+    }
+
     /// Parts of `elements` elements each, the last of what is left.
     fn parts(self, elements: usize) -> impl Iterator<Item = AdamW<'a>> {
         let Self { parameters, exp_avg, exp_avg_sq, gradient, step } = self;

@@ -1,56 +1,57 @@
 //! Rotary positions (RoFormer, Su et al., 2021): pairs of elements, half a head apart, turned by the angles of their row's position.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::rows::{RowsMut, exactly};
 use super::simd::{LANES, Simd};
-use crate::backend::RotaryInputs;
+use super::{Cpu, DeviceStream};
+use crate::backend::{Rotary, RotaryInputs};
 use crate::error::{KernelError, Result};
 use crate::shape::AttentionShape;
 use crate::view::MatrixMut;
 
-/// `qk[b t, (h + g) p]`, turned in place.
-pub(crate) fn rotary_forward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    qk: MatrixMut<'_, Cpu, f32>,
-    inputs: RotaryInputs<'_, Cpu>,
-    shape: AttentionShape,
-) -> Result<()> {
-    const KERNEL: &str = "rotary_forward";
-    let rows = shape.sequences().rows();
-    let angles = Angles::new(KERNEL, inputs, shape)?;
-    let columns = shape.width() + shape.key_value_width();
-    let qk = RowsMut::new(KERNEL, "qk", qk, rows, columns)?;
-    let share = threads.share(rows);
-    let parts = qk.parts(share).enumerate().map(|(part, qk)| {
-        let first_row = part * share;
-        Forward { qk, first_row, rows: share.min(rows - first_row), angles }
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
-}
+impl Rotary for Cpu {
+    fn rotary_forward(
+        &self,
+        stream: &mut DeviceStream,
+        qk: MatrixMut<'_, Cpu, f32>,
+        inputs: RotaryInputs<'_, Cpu>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "rotary_forward";
+        let threads = stream.threads();
+        let rows = shape.sequences().rows();
+        let angles = Angles::new(KERNEL, inputs, shape)?;
+        let columns = shape.width() + shape.key_value_width();
+        let qk = RowsMut::new(KERNEL, "qk", qk, rows, columns)?;
+        let share = threads.share(rows);
+        let parts = qk.parts(share).enumerate().map(|(part, qk)| {
+            let first_row = part * share;
+            Forward { qk, first_row, rows: share.min(rows - first_row), angles }
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 
-/// `dqkv[b t, 3 h p]`, whose first `(h + 2 g) p` columns become the gradient of the projections.
-pub(crate) fn rotary_backward(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    dqkv: MatrixMut<'_, Cpu, f32>,
-    inputs: RotaryInputs<'_, Cpu>,
-    shape: AttentionShape,
-) -> Result<()> {
-    const KERNEL: &str = "rotary_backward";
-    let rows = shape.sequences().rows();
-    let angles = Angles::new(KERNEL, inputs, shape)?;
-    let dqkv = RowsMut::new(KERNEL, "dqkv", dqkv, rows, 3 * shape.width())?;
-    let share = threads.share(rows);
-    let parts = dqkv.parts(share).enumerate().map(|(part, dqkv)| {
-        let first_row = part * share;
-        Backward { dqkv, first_row, rows: share.min(rows - first_row), angles }
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+    fn rotary_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dqkv: MatrixMut<'_, Cpu, f32>,
+        inputs: RotaryInputs<'_, Cpu>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "rotary_backward";
+        let threads = stream.threads();
+        let rows = shape.sequences().rows();
+        let angles = Angles::new(KERNEL, inputs, shape)?;
+        let dqkv = RowsMut::new(KERNEL, "dqkv", dqkv, rows, 3 * shape.width())?;
+        let share = threads.share(rows);
+        let parts = dqkv.parts(share).enumerate().map(|(part, dqkv)| {
+            let first_row = part * share;
+            Backward { dqkv, first_row, rows: share.min(rows - first_row), angles }
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 /// The checked inputs.

@@ -1,11 +1,10 @@
 //! Sums along a binary tree.
 
-use super::Cpu;
-use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
-use super::elementwise::AddAssign;
+use super::gradient_sums::AddAssign;
 use super::rows::{elements_mut, exactly};
-use crate::backend::{TermValues, TreeSum, TreeTerm, check_tree};
+use super::{Cpu, DeviceStream};
+use crate::backend::{TermValues, TreeSum, TreeSums, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
 
 /// What a thread takes at a time: the sums that wait stay in the nearest caches.
@@ -14,24 +13,22 @@ const PIECE: usize = 2048;
 /// A term's elements, unless they are those of the sum's own place; and the joins that follow.
 type Leaf<'a> = (Option<&'a [f32]>, usize);
 
-/// Each of `sums`, along the tree of its terms. All are checked before any is written.
-pub(crate) fn tree_sums(
-    threads: &ComputeThreads,
-    dispatch: Dispatch,
-    sums: Vec<TreeSum<'_, Cpu>>,
-) -> Result<()> {
-    let leaves = sums.iter().map(leaves).collect::<Result<Vec<_>>>()?;
-    for (TreeSum { out, .. }, leaves) in sums.into_iter().zip(leaves) {
-        let out = elements_mut(out);
-        let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
-        threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {
-            let mut sums = Vec::new();
-            for (piece, out) in out.chunks_mut(PIECE).enumerate() {
-                sum_piece(dispatch, out, &leaves, part * share + piece * PIECE, &mut sums);
-            }
-        });
+impl TreeSums for Cpu {
+    fn tree_sums(&self, stream: &mut DeviceStream, sums: Vec<TreeSum<'_, Cpu>>) -> Result<()> {
+        let threads = stream.threads();
+        let leaves = sums.iter().map(leaves).collect::<Result<Vec<_>>>()?;
+        for (TreeSum { out, .. }, leaves) in sums.into_iter().zip(leaves) {
+            let out = elements_mut(out);
+            let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
+            threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {
+                let mut sums = Vec::new();
+                for (piece, out) in out.chunks_mut(PIECE).enumerate() {
+                    sum_piece(self.dispatch, out, &leaves, part * share + piece * PIECE, &mut sums);
+                }
+            });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn leaves<'a>(sum: &TreeSum<'a, Cpu>) -> Result<Vec<Leaf<'a>>> {

@@ -19,7 +19,7 @@ mod head_scan;
 mod head_scan_backward;
 mod likeliest;
 mod lion;
-pub(in crate::gpu) mod norm;
+mod norm;
 mod optimizer;
 mod ordered_groups;
 mod ordered_product;
@@ -36,7 +36,7 @@ mod tree_sum;
 
 pub(in crate::gpu) use self::attention::HeadWidth;
 pub(in crate::gpu) use self::head_scan::HeadStates;
-use crate::backend::Element;
+use crate::backend::{Element, PieceState};
 use crate::error::{KernelError, Result};
 use crate::gpu::Gpu;
 use crate::gpu::driver::Driver;
@@ -118,6 +118,23 @@ pub(in crate::gpu) fn exactly_mut<D: Driver, P: Precision, T: Element>(
     expected: usize,
 ) -> Result<()> {
     check_elements(kernel, what, slice.elements, expected)
+}
+
+/// Asks a piece to carry a state of `held` elements on, for `samples` samples, and to be of no documents.
+fn check_piece<D: Driver, P: Precision>(
+    kernel: KernelName,
+    piece: &PieceState<'_, Gpu<D, P>>,
+    has_starts: bool,
+    [samples, held]: [usize; 2],
+) -> Result<()> {
+    if has_starts {
+        return Err(KernelError::shape(kernel, "starts", "none in a piece", "some"));
+    }
+    exactly_mut(kernel, "state", &piece.state, held)?;
+    match &piece.lengths {
+        Some(lengths) => exactly(kernel, "lengths", lengths, samples),
+        None => Ok(()),
+    }
 }
 
 /// The largest power of two up to `limit` that every row of a matrix is aligned to, in bytes. It follows from the stride and

@@ -1,10 +1,10 @@
 //! Matrix products: views become operands of the driver's matrix library.
 
-use crate::backend::{Backend, Element, Output};
+use crate::backend::{Element, MatrixProducts, Output, Runtime};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Batch, Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
-use crate::gpu::launch::row_map::{Map, MapInputs};
+use crate::gpu::launch::row_map::{self, Map, MapInputs};
 use crate::gpu::launch::{exactly, row_alignment};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
@@ -14,14 +14,14 @@ use crate::view::{Matrix, MatrixMut, Slice};
 const ALIGNMENT_BYTES: usize = 16;
 
 /// What becomes of a product.
-pub(in crate::gpu) enum Written<'a, B: Backend> {
+pub(in crate::gpu) enum Written<'a, B: Runtime> {
     Over,
     AddedTo,
     /// It is added to this, and the sum written.
     Onto(Matrix<'a, B, f32>),
 }
 
-impl<B: Backend> From<Output> for Written<'_, B> {
+impl<B: Runtime> From<Output> for Written<'_, B> {
     fn from(output: Output) -> Self {
         match output {
             Output::Overwrite => Self::Over,
@@ -129,6 +129,60 @@ fn matrix_product<D: Driver, P: Precision, T: Element>(
     }))
 }
 
+impl<D: Driver, P: Precision> MatrixProducts for Gpu<D, P> {
+    fn matmul(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.product(stream, out, a, b, output.into(), Rows::Free)
+    }
+
+    fn matmul_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.product(stream, out, a, b, output.into(), Rows::Free)
+    }
+
+    fn matmul_onto(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        base: Matrix<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+    ) -> Result<()> {
+        let to = Written::Onto(base);
+        match bias {
+            Some(bias) => {
+                let add = &row_map::ADD_BIAS_F32;
+                self.product_with_bias(stream, out, [a, b], to, bias, add)
+            }
+            None => self.product(stream, out, a, b, to, Rows::Free),
+        }
+    }
+
+    fn matmul_biased(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.product_with_bias(stream, out, [a, b], Written::Over, bias, &row_map::ADD_BIAS)
+    }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `out[m, n] = (base[m, n] +) a[m, k] b[k, n]`
     pub(in crate::gpu) fn product<T: Element>(
@@ -180,8 +234,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         // SAFETY: as in `product`.
         unsafe { self.enqueue_product(stream, product) }?;
-        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
-        self.launch_row_map(stream, add, out, inputs)
+        self.launch_row_map(stream, add, out, MapInputs::of_bias(bias))
     }
 
     /// # Safety

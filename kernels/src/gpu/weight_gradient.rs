@@ -9,6 +9,7 @@
 //! Whether a weight is small or narrow depends on its shape alone, and the parts of a grain on its
 //! rows: so no bit depends on the number of grains in one call.
 
+use crate::backend::WeightGradient;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Batch, Driver, Rows};
 use crate::gpu::launch::gradient_sums::Parts;
@@ -116,7 +117,7 @@ fn alike(grains: GrainRows) -> impl Iterator<Item = [usize; 3]> {
 }
 
 /// The bytes of scratch memory that the gradient of a weight of `elements` elements takes.
-pub(in crate::gpu) fn scratch_bytes(elements: usize, grains: GrainRows) -> usize {
+fn scratch_bytes(elements: usize, grains: GrainRows) -> usize {
     if elements > SMALL_ELEMENTS {
         return 0;
     }
@@ -127,9 +128,12 @@ pub(in crate::gpu) fn scratch_bytes(elements: usize, grains: GrainRows) -> usize
     alike(grains).map(bytes).max().unwrap_or(0)
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Grain by grain, each sum over k complete before it is added to the lane, which so rounds once.
-    pub(in crate::gpu) fn add_weight_gradient(
+impl<D: Driver, P: Precision> WeightGradient for Gpu<D, P> {
+    fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], grains: GrainRows) -> usize {
+        scratch_bytes(m.saturating_mul(k), grains)
+    }
+
+    fn weight_gradient_add(
         &self,
         stream: &mut GpuStream<D>,
         mut lane: MatrixMut<'_, Self, f32>,
@@ -159,7 +163,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         Ok(())
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// The same of sides that were checked, and of a small weight.
     fn add_small_weight_gradient(
         &self,

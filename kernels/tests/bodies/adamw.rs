@@ -48,7 +48,7 @@ impl<B: Backend> PlacedState<B> {
         let (backend, stream) = (device.backend, &mut device.stream);
         let parameters = self.parameters.slice_mut();
         let (exp_avg, exp_avg_sq) = (self.exp_avg.slice_mut(), self.exp_avg_sq.slice_mut());
-        backend.adamw(stream, parameters, exp_avg, exp_avg_sq, gradient.slice(), step).unwrap();
+        backend.adamw(stream, parameters, [exp_avg, exp_avg_sq], gradient.slice(), step).unwrap();
     }
 
     pub fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 3] {

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use tidemill_kernels::backend::AttentionInputs;
+use tidemill_kernels::backend::{AttentionInputs, AttentionSaved};
 use tidemill_kernels::reference::attention;
 use tidemill_kernels::shape::{AttentionShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice};
@@ -235,10 +235,12 @@ pub fn run<B: Backend<Activation: Number>>(
         .attention_backward(
             stream,
             dqkv.matrix_mut(),
-            dout.matrix(),
-            out.matrix(),
-            sums.slice(),
-            inputs.view(),
+            AttentionSaved {
+                dout: dout.matrix(),
+                inputs: inputs.view(),
+                out: out.matrix(),
+                log_sum_exp: sums.slice(),
+            },
             shape,
         )
         .expect(label);

@@ -1,6 +1,6 @@
 //! Shapes of attention that do not fit.
 
-use tidemill_kernels::backend::{AttentionInputs, KeyValueCache};
+use tidemill_kernels::backend::{AttentionInputs, AttentionSaved, KeyValueCache};
 use tidemill_kernels::{Backend, Slice};
 
 use super::arm::Arm;
@@ -52,10 +52,12 @@ pub fn whole<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             let result = backend.attention_backward(
                 &mut bench.device.stream,
                 matrix_mut(&mut bench.activation_outs[0], [rows, columns]),
-                matrix(&bench.activations, [dout_rows, dout_columns]),
-                matrix(&bench.activations, [out_rows, out_columns]),
-                slice(&bench.zeros, sums),
-                inputs(&bench.activations, &bench.zeros, &bench.tokens, sizes),
+                AttentionSaved {
+                    dout: matrix(&bench.activations, [dout_rows, dout_columns]),
+                    inputs: inputs(&bench.activations, &bench.zeros, &bench.tokens, sizes),
+                    out: matrix(&bench.activations, [out_rows, out_columns]),
+                    log_sum_exp: slice(&bench.zeros, sums),
+                },
                 shape,
             );
             assert_answer("attention_backward", wrong.or(wrong_out), result);

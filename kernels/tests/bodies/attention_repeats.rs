@@ -1,6 +1,7 @@
 //! Attention that runs again and again.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::AttentionSaved;
 use tidemill_kernels::shape::AttentionShape;
 
 use super::agreement::Transcript;
@@ -59,10 +60,9 @@ impl<B: Backend<Activation: Number>> Outputs<B> {
         let (backend, stream, inputs) = (device.backend, &mut device.stream, inputs.view());
         let (rows, sums) = (out.matrix_mut(), log_sum_exp.slice_mut());
         backend.attention_forward(stream, rows, sums, inputs, shape).unwrap();
-        let (gradients, out, sums) = (dqkv.matrix_mut(), out.matrix(), log_sum_exp.slice());
-        backend
-            .attention_backward(stream, gradients, dout.matrix(), out, sums, inputs, shape)
-            .unwrap();
+        let (out, log_sum_exp) = (out.matrix(), log_sum_exp.slice());
+        let saved = AttentionSaved { dout: dout.matrix(), inputs, out, log_sum_exp };
+        backend.attention_backward(stream, dqkv.matrix_mut(), saved, shape).unwrap();
         Memory {
             out: self.out.memory(device),
             log_sum_exp: self.log_sum_exp.memory(device),

@@ -1,7 +1,7 @@
 //! Attention whose heads of queries share keys and values: the bits of attention whose keys and values are repeated for each of them.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::backend::{AttentionInputs, GrowingCache, KeyValueCache};
+use tidemill_kernels::backend::{AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache};
 use tidemill_kernels::shape::AttentionShape;
 use tidemill_kernels::{Matrix, Slice, SliceMut};
 
@@ -57,8 +57,9 @@ fn train<B: Backend<Activation: Number>>(
     let (backend, stream) = (device.backend, &mut device.stream);
     let (y, lse) = (out.matrix_mut(), sums.slice_mut());
     backend.attention_forward(stream, y, lse, inputs, shape).unwrap();
-    let (dx, dy, y) = (dqkv.matrix_mut(), dout.matrix(), out.matrix());
-    backend.attention_backward(stream, dx, dy, y, sums.slice(), inputs, shape).unwrap();
+    let (dout, out_of) = (dout.matrix(), out.matrix());
+    let saved = AttentionSaved { dout, inputs, out: out_of, log_sum_exp: sums.slice() };
+    backend.attention_backward(stream, dqkv.matrix_mut(), saved, shape).unwrap();
     [out.read(device), sums.read(device), dqkv.read(device)]
 }
 

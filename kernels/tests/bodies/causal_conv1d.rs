@@ -1,6 +1,6 @@
 //! Causal convolution and SiLU over whole sequences.
 
-use tidemill_kernels::backend::ConvInputs;
+use tidemill_kernels::backend::{ConvGradients, ConvInputs};
 use tidemill_kernels::reference::causal_conv1d::{self, backward, forward};
 use tidemill_kernels::shape::{ConvShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice};
@@ -95,9 +95,11 @@ fn run<B: Backend<Activation: Number>>(
     backend
         .causal_conv1d_silu_backward(
             stream,
-            dx.matrix_mut(),
-            dweight.slice_mut(),
-            dbias.as_mut().map(Placed::slice_mut),
+            ConvGradients {
+                dx: dx.matrix_mut(),
+                dweight: dweight.slice_mut(),
+                dbias: dbias.as_mut().map(Placed::slice_mut),
+            },
             dout.matrix(),
             inputs(),
             shape,

@@ -1,7 +1,7 @@
 //! Causal convolution and SiLU of pieces of sequences.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::backend::ConvInputs;
+use tidemill_kernels::backend::{ConvInputs, PieceState};
 use tidemill_kernels::reference::causal_conv1d::step;
 use tidemill_kernels::shape::{ConvShape, SequenceShape};
 
@@ -49,9 +49,10 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                         starts: None,
                     };
                     let (results, state_mut) = (out.matrix_mut(), state.slice_mut());
+                    let piece = PieceState { state: state_mut, lengths: None };
                     let stream = &mut device.stream;
                     backend
-                        .causal_conv1d_silu_piece(stream, results, state_mut, None, read, shape)
+                        .causal_conv1d_silu_piece(stream, results, piece, read, shape)
                         .expect(&label);
                     let mut wide_state = wide(&expected_state);
                     let bias = bias.as_deref().map(wide);
@@ -132,7 +133,13 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                 let state = state.slice_mut().sub(0, samples * held).unwrap();
                 let (stream, shape) = (&mut device.stream, shape_of(samples, cut.positions.len()));
                 backend
-                    .causal_conv1d_silu_piece(stream, results, state, lengths, read, shape)
+                    .causal_conv1d_silu_piece(
+                        stream,
+                        results,
+                        PieceState { state, lengths },
+                        read,
+                        shape,
+                    )
                     .expect(&label);
                 cut.place::<B::Activation>(&out.read(&mut device), channels, &mut all);
             }

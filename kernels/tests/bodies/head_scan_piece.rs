@@ -1,6 +1,7 @@
 //! The scan of heads of pieces of sequences.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::PieceState;
 use tidemill_kernels::reference::head_scan::piece;
 
 use super::agreement::{Transcript, assert_close_beside, tolerance};
@@ -56,7 +57,13 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                 let state = state.slice_mut().sub(0, sequences * held).unwrap();
                 let stream = &mut device.stream;
                 backend
-                    .head_scan_piece(stream, results, state, lengths, placed.view(), shape)
+                    .head_scan_piece(
+                        stream,
+                        results,
+                        PieceState { state, lengths },
+                        placed.view(),
+                        shape,
+                    )
                     .expect(&label);
                 cut.place::<f32>(&out.read(&mut device), width, &mut all);
             }

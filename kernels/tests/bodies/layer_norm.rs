@@ -1,7 +1,7 @@
 //! Layer norm.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::backend::{NormGradient, NormInput};
+use tidemill_kernels::backend::{NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
 use tidemill_kernels::reference::layer_norm::{backward, forward};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 
@@ -138,18 +138,21 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 10, 4, 4]) {
         let [rows, width, x_rows, x_width, statistics, weight, bias] = sizes;
         for input in [Input::Residual, Input::Activation] {
-            let result = backend.layer_norm_forward(
-                &mut bench.device.stream,
-                matrix_mut(&mut bench.activation_outs[0], [rows, width]),
-                slice_mut(&mut bench.outs[0], statistics),
-                match input {
+            let inputs = NormInputs {
+                x: match input {
                     Input::Residual => NormInput::Residual(matrix(&bench.zeros, [x_rows, x_width])),
                     Input::Activation => {
                         NormInput::Activation(matrix(&bench.activations, [x_rows, x_width]))
                     }
                 },
-                slice(&bench.zeros, weight),
-                Some(slice(&bench.zeros, bias)),
+                weight: slice(&bench.zeros, weight),
+                bias: Some(slice(&bench.zeros, bias)),
+            };
+            let result = backend.norm_forward(
+                &mut bench.device.stream,
+                matrix_mut(&mut bench.activation_outs[0], [rows, width]),
+                slice_mut(&mut bench.outs[0], statistics),
+                inputs,
                 shape,
             );
             assert_answer("layer_norm_forward", wrong, result);
@@ -165,9 +168,8 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             (Input::Activation, Input::Residual),
         ] {
             let [dx, dweight, dbias, ..] = &mut bench.outs;
-            let result = backend.layer_norm_backward(
-                &mut bench.device.stream,
-                match gradient {
+            let gradients = NormGradients {
+                x: match gradient {
                     Input::Residual => NormGradient::Residual {
                         dx: matrix_mut(dx, of_residual),
                         rounded: Some(matrix_mut(&mut bench.activation_outs[0], rounded)),
@@ -178,9 +180,11 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                         of_residual,
                     )),
                 },
-                slice_mut(dweight, sizes[4]),
-                Some(slice_mut(dbias, sizes[5])),
-                match input {
+                dweight: slice_mut(dweight, sizes[4]),
+                dbias: Some(slice_mut(dbias, sizes[5])),
+            };
+            let saved = NormSaved {
+                x: match input {
                     Input::Residual => {
                         NormInput::Residual(matrix(&bench.zeros, [sizes[2], sizes[3]]))
                     }
@@ -188,10 +192,10 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                         NormInput::Activation(matrix(&bench.activations, [sizes[2], sizes[3]]))
                     }
                 },
-                slice(&bench.zeros, sizes[6]),
-                slice(&bench.zeros, sizes[7]),
-                shape,
-            );
+                statistics: slice(&bench.zeros, sizes[6]),
+                weight: slice(&bench.zeros, sizes[7]),
+            };
+            let result = backend.norm_backward(&mut bench.device.stream, gradients, saved, shape);
             // A gradient in place has neither dy nor a copy beside it.
             let wrong = wrong.filter(|&size| gradient == Input::Residual || size < 8);
             if gradient == input {

@@ -200,12 +200,13 @@ pub fn adamw_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
             let gradient = Placed::new(&mut device, Layout::range(elements), &gradient);
             // In two chunks, of which the second begins anywhere.
             for (start, elements) in [(0, elements / 3), (elements / 3, elements - elements / 3)] {
-                let [exp_avg, exp_avg_sq] = &mut moments;
+                let moments = moments
+                    .each_mut()
+                    .map(|moment| moment.slice_mut().sub(start, elements).unwrap());
                 let result = device.backend.adamw_master(
                     &mut device.stream,
                     master.master_mut().sub(start, elements).unwrap(),
-                    exp_avg.slice_mut().sub(start, elements).unwrap(),
-                    exp_avg_sq.slice_mut().sub(start, elements).unwrap(),
+                    moments,
                     gradient.slice().sub(start, elements).unwrap(),
                     step(number),
                 );
@@ -241,7 +242,7 @@ pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (exp_avg, exp_avg_sq) = (exp_avg.slice_mut(), exp_avg_sq.slice_mut());
     let parameters = master.master_mut();
     backend
-        .adamw_master(stream, parameters, exp_avg, exp_avg_sq, gradient.slice(), step(1))
+        .adamw_master(stream, parameters, [exp_avg, exp_avg_sq], gradient.slice(), step(1))
         .unwrap();
     let [rounded, _] = master.read(&mut device);
     let joined = master.joined(&mut device);
@@ -350,8 +351,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let result = backend.adamw_master(
             &mut bench.device.stream,
             parameters,
-            slice_mut(exp_avg_out, exp_avg),
-            slice_mut(exp_avg_sq_out, exp_avg_sq),
+            [slice_mut(exp_avg_out, exp_avg), slice_mut(exp_avg_sq_out, exp_avg_sq)],
             slice(&bench.zeros, gradient),
             step(1),
         );

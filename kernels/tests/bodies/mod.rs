@@ -156,6 +156,7 @@ macro_rules! every_body {
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::rms_norm::refuses_shapes;
+                rms_norm_refuses_a_bias: bodies::rms_norm::refuses_a_bias;
                 layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
                 row_maps_refuse_shapes: bodies::row_maps::refuse_shapes;
                 gated_silu_refuses_shapes: bodies::gated_silu::refuses_shapes;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{NormGradient, NormInput};
+use tidemill_kernels::backend::{NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, MatrixMut};
 
@@ -197,48 +197,19 @@ pub fn run<B: Backend<Activation: Number>>(
     let mut dweight = Placed::<B>::poisoned(device, of_grains);
     let mut dbias = kind.biased.then(|| Placed::<B>::poisoned(device, of_grains));
     let (backend, stream) = (device.backend, &mut device.stream);
-    let forward = match (kind.norm, x.input()) {
-        (Norm::Rms | Norm::RmsOfHeads(_), x) => backend.rms_norm_forward(
-            stream,
-            y.matrix_mut(),
-            statistics.slice_mut(),
-            x,
-            weight.slice(),
-            shape,
-        ),
-        (Norm::Layer, x) => backend.layer_norm_forward(
-            stream,
-            y.matrix_mut(),
-            statistics.slice_mut(),
-            x,
-            weight.slice(),
-            bias.as_ref().map(Placed::slice),
-            shape,
-        ),
-    };
+    let inputs =
+        NormInputs { x: x.input(), weight: weight.slice(), bias: bias.as_ref().map(Placed::slice) };
+    let forward =
+        backend.norm_forward(stream, y.matrix_mut(), statistics.slice_mut(), inputs, shape);
     forward.expect(label);
     let copy = rounded.as_mut().map(Placed::matrix_mut);
-    let backward = match (kind.norm, dx.gradient(copy, &dy), x.input()) {
-        (Norm::Rms | Norm::RmsOfHeads(_), gradient, x) => backend.rms_norm_backward(
-            stream,
-            gradient,
-            dweight.slice_mut(),
-            x,
-            statistics.slice(),
-            weight.slice(),
-            shape,
-        ),
-        (Norm::Layer, gradient, x) => backend.layer_norm_backward(
-            stream,
-            gradient,
-            dweight.slice_mut(),
-            dbias.as_mut().map(Placed::slice_mut),
-            x,
-            statistics.slice(),
-            weight.slice(),
-            shape,
-        ),
+    let gradients = NormGradients {
+        x: dx.gradient(copy, &dy),
+        dweight: dweight.slice_mut(),
+        dbias: dbias.as_mut().map(Placed::slice_mut),
     };
+    let saved = NormSaved { x: x.input(), statistics: statistics.slice(), weight: weight.slice() };
+    let backward = backend.norm_backward(stream, gradients, saved, shape);
     backward.expect(label);
     let dx = dx.read(device);
     if let Some(rounded) = rounded {

@@ -194,8 +194,7 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let result = backend.adamw(
             &mut bench.device.stream,
             slice_mut(parameters_out, parameters),
-            slice_mut(exp_avg_out, exp_avg),
-            slice_mut(exp_avg_sq_out, exp_avg_sq),
+            [slice_mut(exp_avg_out, exp_avg), slice_mut(exp_avg_sq_out, exp_avg_sq)],
             slice(&bench.zeros, gradient),
             step(1),
         );

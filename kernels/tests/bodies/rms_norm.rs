@@ -1,7 +1,7 @@
 //! RMSNorm.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::backend::{NormGradient, NormInput};
+use tidemill_kernels::backend::{NormGradient, NormGradients, NormInput, NormInputs, NormSaved};
 use tidemill_kernels::reference::rms_norm::{backward, forward};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 
@@ -115,17 +115,21 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let columns = heads * 4;
         for (wrong, sizes) in wrong_by_one([5, columns, 5, columns, 5 * heads, 4]) {
             let [rows, width, x_rows, x_width, reciprocal, weight] = sizes;
-            let result = backend.rms_norm_forward(
-                &mut bench.device.stream,
-                matrix_mut(&mut bench.activation_outs[0], [rows, width]),
-                slice_mut(&mut bench.outs[0], reciprocal),
-                match input {
+            let inputs = NormInputs {
+                x: match input {
                     Input::Residual => NormInput::Residual(matrix(&bench.zeros, [x_rows, x_width])),
                     Input::Activation => {
                         NormInput::Activation(matrix(&bench.activations, [x_rows, x_width]))
                     }
                 },
-                slice(&bench.zeros, weight),
+                weight: slice(&bench.zeros, weight),
+                bias: None,
+            };
+            let result = backend.norm_forward(
+                &mut bench.device.stream,
+                matrix_mut(&mut bench.activation_outs[0], [rows, width]),
+                slice_mut(&mut bench.outs[0], reciprocal),
+                inputs,
                 shape,
             );
             match is_run {
@@ -142,9 +146,8 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             let [.., dy_rows, dy_width, rounded_rows, rounded_width] = sizes;
             let [dx, dweight_out, ..] = &mut bench.outs;
             let copy = &mut bench.activation_outs[0];
-            let result = backend.rms_norm_backward(
-                &mut bench.device.stream,
-                match gradient {
+            let gradients = NormGradients {
+                x: match gradient {
                     Input::Residual => NormGradient::Residual {
                         dx: matrix_mut(dx, [rows, width]),
                         rounded: Some(matrix_mut(copy, [rounded_rows, rounded_width])),
@@ -152,17 +155,20 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                     },
                     Input::Activation => NormGradient::InPlace(matrix_mut(copy, [rows, width])),
                 },
-                slice_mut(dweight_out, dweight),
-                match input {
+                dweight: slice_mut(dweight_out, dweight),
+                dbias: None,
+            };
+            let saved = NormSaved {
+                x: match input {
                     Input::Residual => NormInput::Residual(matrix(&bench.zeros, [x_rows, x_width])),
                     Input::Activation => {
                         NormInput::Activation(matrix(&bench.activations, [x_rows, x_width]))
                     }
                 },
-                slice(&bench.zeros, reciprocal),
-                slice(&bench.zeros, weight),
-                shape,
-            );
+                statistics: slice(&bench.zeros, reciprocal),
+                weight: slice(&bench.zeros, weight),
+            };
+            let result = backend.norm_backward(&mut bench.device.stream, gradients, saved, shape);
             // A gradient in place has neither dy nor a copy beside it.
             let wrong = wrong.filter(|&size| gradient == Input::Residual || size < 7);
             match is_run && gradient == input {
@@ -171,5 +177,33 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             }
         }
     }
+    bench.finish();
+}
+
+/// RMSNorm has no bias, and so no gradient of one.
+pub fn refuses_a_bias<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
+    let shape = NormShape::rms(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
+    let x = || NormInput::Residual(matrix(&bench.zeros, [5, 4]));
+    let inputs =
+        NormInputs { x: x(), weight: slice(&bench.zeros, 4), bias: Some(slice(&bench.zeros, 4)) };
+    let (y, stream) = (&mut bench.activation_outs[0], &mut bench.device.stream);
+    let [statistics, dx, dweight, dbias, ..] = &mut bench.outs;
+    let y = matrix_mut(y, [5, 4]);
+    let result = backend.norm_forward(stream, y, slice_mut(statistics, 5), inputs, shape);
+    assert_shape_error("a bias of RMSNorm", result);
+    let gradients = NormGradients {
+        x: NormGradient::Residual {
+            dx: matrix_mut(dx, [5, 4]),
+            rounded: None,
+            dy: matrix(&bench.activations, [5, 4]),
+        },
+        dweight: slice_mut(dweight, 3 * 4),
+        dbias: Some(slice_mut(dbias, 3 * 4)),
+    };
+    let saved =
+        NormSaved { x: x(), statistics: slice(&bench.zeros, 5), weight: slice(&bench.zeros, 4) };
+    let result = backend.norm_backward(stream, gradients, saved, shape);
+    assert_shape_error("a gradient of a bias of RMSNorm", result);
     bench.finish();
 }

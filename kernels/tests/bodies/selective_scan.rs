@@ -1,6 +1,7 @@
 //! Selective scan over whole sequences.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::{ScanGradients, ScanSaved};
 use tidemill_kernels::reference::selective_scan::{backward, forward};
 use tidemill_kernels::shape::{ScanShape, SequenceShape};
 
@@ -73,7 +74,7 @@ pub fn run<B: Backend<Activation: Number>>(
         .map(|elements| Placed::poisoned(device, Layout::range(grains * elements)));
     let [ddelta_raw, dx, dbc, dz] = &mut of_rows;
     let [da_log, dd, ddelta_bias] = &mut of_grains;
-    let outputs = tidemill_kernels::backend::ScanGradients {
+    let outputs = ScanGradients {
         ddelta_raw: ddelta_raw.matrix_mut(),
         dx: dx.matrix_mut(),
         dbc: dbc.matrix_mut(),
@@ -81,6 +82,7 @@ pub fn run<B: Backend<Activation: Number>>(
         da_log: da_log.slice_mut(),
         dd: dd.slice_mut(),
         ddelta_bias: ddelta_bias.slice_mut(),
+        regated: again.as_mut().map(Placed::matrix_mut),
     };
     let (backend, stream) = (device.backend, &mut device.stream);
     backend
@@ -90,10 +92,7 @@ pub fn run<B: Backend<Activation: Number>>(
         .selective_scan_backward(
             stream,
             outputs,
-            again.as_mut().map(Placed::matrix_mut),
-            dout.matrix(),
-            inputs.view(),
-            saved.slice(),
+            ScanSaved { dout: dout.matrix(), inputs: inputs.view(), saved: saved.slice() },
             shape,
         )
         .expect(label);

@@ -1,6 +1,7 @@
 //! The selective scan of pieces of sequences.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::PieceState;
 use tidemill_kernels::reference::selective_scan::step;
 use tidemill_kernels::shape::{ScanShape, SequenceShape};
 
@@ -41,8 +42,7 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                         .selective_scan_piece(
                             &mut device.stream,
                             out.matrix_mut(),
-                            state.slice_mut(),
-                            None,
+                            PieceState { state: state.slice_mut(), lengths: None },
                             placed.view(),
                             shape,
                         )
@@ -112,7 +112,13 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                 let state = state.slice_mut().sub(0, cut.lengths.len() * held).unwrap();
                 let stream = &mut device.stream;
                 backend
-                    .selective_scan_piece(stream, results, state, lengths, placed.view(), shape)
+                    .selective_scan_piece(
+                        stream,
+                        results,
+                        PieceState { state, lengths },
+                        placed.view(),
+                        shape,
+                    )
                     .expect(&label);
                 cut.place::<B::Activation>(&out.read(&mut device), channels, &mut all);
             }
@@ -155,9 +161,8 @@ pub fn softplus_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     let mut out = Placed::poisoned(&mut device, Layout::packed(1, channels));
     let mut state = Placed::new(&mut device, Layout::range(channels), &vec![0.0; channels]);
     let (out_mut, state_mut) = (out.matrix_mut(), state.slice_mut());
-    backend
-        .selective_scan_piece(&mut device.stream, out_mut, state_mut, None, placed.view(), shape)
-        .unwrap();
+    let piece = PieceState { state: state_mut, lengths: None };
+    backend.selective_scan_piece(&mut device.stream, out_mut, piece, placed.view(), shape).unwrap();
     let mut expected_state = vec![0.0; channels];
     let expected = step(&mut expected_state, &case.wide().view(), shape);
     let (out, state) = (out.read(&mut device), state.read(&mut device));

@@ -1,6 +1,7 @@
 //! The step of the selective scan that forms its raw steps of time itself.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::PieceState;
 use tidemill_kernels::backend::{Output, ScanStepInputs};
 use tidemill_kernels::reference::matmul::{MatmulShape, forward};
 use tidemill_kernels::reference::selective_scan::{ScanInputs, step};
@@ -85,7 +86,8 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             };
             let view = step.with(delta_apart.matrix());
             let (out, state) = (apart.matrix_mut(), state_apart.slice_mut());
-            backend.selective_scan_piece(stream, out, state, None, view, shape).expect(&label);
+            let piece = PieceState { state, lengths: None };
+            backend.selective_scan_piece(stream, out, piece, view, shape).expect(&label);
             let (out, state) = (together.matrix_mut(), state_together.slice_mut());
             let room = delta_together.matrix_mut();
             backend.selective_scan_step(stream, out, state, room, step, shape).expect(&label);

@@ -1,6 +1,8 @@
 //! Shapes that do not fit the kernels over positions: every one answers them with an error, none panics.
 
-use tidemill_kernels::backend::{ConvInputs, ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{
+    ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs, ScanSaved,
+};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Result};
 
@@ -38,9 +40,11 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(dweight, dweight_size),
-            Some(slice_mut(dbias, dbias_size)),
+            ConvGradients {
+                dx: matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+                dweight: slice_mut(dweight, dweight_size),
+                dbias: Some(slice_mut(dbias, dbias_size)),
+            },
             matrix(&bench.activations, [dout_rows, dout_e]),
             ConvInputs {
                 x: matrix(&bench.activations, [x_rows, x_e]),
@@ -57,9 +61,11 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(&mut bench.activation_outs[0], [12, 5]),
-            slice_mut(dweight, 30),
-            with_dbias.then(|| slice_mut(dbias, 10)),
+            ConvGradients {
+                dx: matrix_mut(&mut bench.activation_outs[0], [12, 5]),
+                dweight: slice_mut(dweight, 30),
+                dbias: with_dbias.then(|| slice_mut(dbias, 10)),
+            },
             matrix(&bench.activations, [12, 5]),
             ConvInputs {
                 x: matrix(&bench.activations, [12, 5]),
@@ -82,8 +88,10 @@ pub fn causal_conv1d_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         backend.causal_conv1d_silu_piece(
             &mut bench.device.stream,
             matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(&mut bench.outs[0], state),
-            Some(slice(&bench.tokens, lengths)),
+            PieceState {
+                state: slice_mut(&mut bench.outs[0], state),
+                lengths: Some(slice(&bench.tokens, lengths)),
+            },
             ConvInputs {
                 x: matrix(&bench.activations, [x_rows, x_e]),
                 weight: slice(&bench.zeros, weight),
@@ -197,15 +205,17 @@ fn scan_backward<B: Backend<Activation: Number>>(
         dz: matrix_mut(dz, [sizes[6], sizes[7]]),
         da_log: slice_mut(da_log, sizes[12]),
         dd: slice_mut(dd, sizes[13]),
+        regated: Some(matrix_mut(regated, [sizes[8], sizes[9]])),
         ddelta_bias: slice_mut(ddelta_bias, sizes[14]),
     };
     backend.selective_scan_backward(
         &mut bench.device.stream,
         gradients,
-        Some(matrix_mut(regated, [sizes[8], sizes[9]])),
-        matrix(&bench.activations, [sizes[10], sizes[11]]),
-        zeros.inputs(inputs),
-        slice(&saved, saved_elements),
+        ScanSaved {
+            dout: matrix(&bench.activations, [sizes[10], sizes[11]]),
+            inputs: zeros.inputs(inputs),
+            saved: slice(&saved, saved_elements),
+        },
         shape,
     )
 }
@@ -221,8 +231,10 @@ pub fn selective_scan_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         backend.selective_scan_piece(
             &mut bench.device.stream,
             matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(&mut bench.outs[0], held),
-            Some(slice(&bench.tokens, lengths)),
+            PieceState {
+                state: slice_mut(&mut bench.outs[0], held),
+                lengths: Some(slice(&bench.tokens, lengths)),
+            },
             ScanInputs { starts, ..inputs },
             shape,
         )

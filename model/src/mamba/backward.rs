@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{Output, ScanGradients};
+use tidemill_kernels::backend::{ConvGradients, Output, ScanGradients, ScanSaved};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -91,11 +91,13 @@ impl<B: Backend> Backward<'_, B> {
                 da_log: SliceMut::new(&mut gradients.a_log, 0, grains * inner * block.states)?,
                 dd: SliceMut::new(&mut gradients.channels, 0, grains * inner)?,
                 ddelta_bias: SliceMut::new(&mut gradients.dt_bias, 0, grains * inner)?,
+                regated: Some(SliceMut::all(gated).matrix(rows, inner)?),
             },
-            Some(SliceMut::all(gated).matrix(rows, inner)?),
-            Slice::all(&gradients.gated).matrix(rows, inner)?,
-            block.scan_inputs(self.pass, sources)?,
-            Slice::new(&saved.scan, 0, elements)?,
+            ScanSaved {
+                dout: Slice::all(&gradients.gated).matrix(rows, inner)?,
+                inputs: block.scan_inputs(self.pass, sources)?,
+                saved: Slice::new(&saved.scan, 0, elements)?,
+            },
             shape,
         )?;
         let MambaGradients { a_log, channels, dt_bias, .. } = &self.scratch.gradients;
@@ -165,9 +167,11 @@ impl<B: Backend> Backward<'_, B> {
         };
         device.backend.causal_conv1d_silu_backward(
             device.stream,
-            dxz.columns(0, inner)?,
-            SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
-            dbias,
+            ConvGradients {
+                dx: dxz.columns(0, inner)?,
+                dweight: SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
+                dbias,
+            },
             Slice::all(dout).matrix(rows, inner)?,
             inputs,
             shape,

@@ -3,7 +3,7 @@
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over
 //! all rows of a piece at once.
 
-use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanStepInputs};
+use tidemill_kernels::backend::{ConvInputs, KernelGroup, PieceState, ScanStepInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -146,8 +146,10 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         device.backend.causal_conv1d_silu_piece(
             device.stream,
             SliceMut::all(&mut workspace.x).matrix(rows, e)?,
-            SliceMut::new(&mut state.conv, 0, samples * self.conv_elements())?,
-            lengths,
+            PieceState {
+                state: SliceMut::new(&mut state.conv, 0, samples * self.conv_elements())?,
+                lengths,
+            },
             ConvInputs {
                 x: Slice::all(&workspace.xz).matrix(rows, 2 * e)?.columns(0, e)?,
                 weight: parameters.vector(&places.conv_weight)?,
@@ -185,7 +187,8 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             products.multiply(device, delta_raw.reborrow(), inputs.low, inputs.dt_weight)?;
             let inputs = inputs.with(delta_raw.as_matrix());
             let Device { backend, stream } = device;
-            backend.selective_scan_piece(stream, out, scanned, lengths, inputs, shape)?;
+            let piece = PieceState { state: scanned, lengths };
+            backend.selective_scan_piece(stream, out, piece, inputs, shape)?;
         }
         products.add(
             device,

@@ -3,7 +3,7 @@
 //! Gradients of activations are formed for the whole microbatch at once; gradients of parameters
 //! grain by grain, each added to the lane as soon as it is complete.
 
-use tidemill_kernels::backend::{HeadScanGradients, Output};
+use tidemill_kernels::backend::{ConvGradients, HeadScanGradients, Output};
 use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -140,9 +140,11 @@ impl<B: Backend> Backward<'_, B> {
         };
         device.backend.causal_conv1d_silu_backward(
             device.stream,
-            dprojected.columns(block.inner(), c)?,
-            SliceMut::new(conv_weight, 0, grains * c * block.taps)?,
-            dbias,
+            ConvGradients {
+                dx: dprojected.columns(block.inner(), c)?,
+                dweight: SliceMut::new(conv_weight, 0, grains * c * block.taps)?,
+                dbias,
+            },
             Slice::all(&*xbc).matrix(rows, c)?,
             inputs,
             shape,

@@ -3,7 +3,7 @@
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over
 //! all rows of a piece at once.
 
-use tidemill_kernels::backend::KernelGroup;
+use tidemill_kernels::backend::{KernelGroup, PieceState};
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -145,8 +145,10 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         device.backend.causal_conv1d_silu_piece(
             device.stream,
             SliceMut::all(&mut workspace.xbc).matrix(rows, c)?,
-            SliceMut::new(&mut state.conv, 0, samples * self.conv_elements())?,
-            lengths,
+            PieceState {
+                state: SliceMut::new(&mut state.conv, 0, samples * self.conv_elements())?,
+                lengths,
+            },
             self.conv_inputs(parameters, projected, None)?,
             self.conv_shape(sequences, samples)?,
         )?;
@@ -154,8 +156,10 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         device.backend.head_scan_piece(
             device.stream,
             SliceMut::all(&mut workspace.gated).matrix(rows, e)?,
-            SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
-            lengths,
+            PieceState {
+                state: SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
+                lengths,
+            },
             self.scan_inputs(parameters, [projected, xbc], None)?,
             self.scan_shape(sequences, samples)?,
         )?;

@@ -13,8 +13,8 @@ use crate::trainable::Device;
 pub(super) const STATES: [StateSpec; 2] =
     [StateSpec::of_elements("exp_avg"), StateSpec::of_elements("exp_avg_sq")];
 
-/// The update rule of AdamW. The update itself is a kernel, [`Backend::adamw_master`]; this type
-/// supplies its scalars, which are computed in f64 and rounded once, so that every worker has the
+/// The update rule of AdamW. The update itself is a kernel, [`AdamW::adamw_master`](tidemill_kernels::backend::AdamW::adamw_master); this
+/// type supplies its scalars, which are computed in f64 and rounded once, so that every worker has the
 /// same bits.
 #[derive(Clone, Debug)]
 pub struct AdamW {
@@ -59,7 +59,7 @@ impl<B: Backend> UpdateRule<B> for AdamW {
     ) -> Result<()> {
         let (master, [exp_avg, exp_avg_sq], gradient) = views.split()?;
         let step = self.step(scalars);
-        Ok(backend.adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)?)
+        Ok(backend.adamw_master(stream, master, [exp_avg, exp_avg_sq], gradient, step)?)
     }
 }
 

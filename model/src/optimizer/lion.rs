@@ -12,7 +12,7 @@ use crate::trainable::Device;
 pub(super) const STATES: [StateSpec; 1] = [StateSpec::of_elements("exp_avg")];
 
 /// The update rule of Lion: one state, where AdamW has two. The update itself is the kernel
-/// [`Backend::lion`].
+/// [`Lion::lion`](tidemill_kernels::backend::Lion::lion).
 #[derive(Clone, Debug)]
 pub struct Lion {
     settings: OptimizerSettings,

@@ -3,7 +3,7 @@
 //! Gradients of activations are formed for the whole microbatch at once; gradients of parameters
 //! grain by grain, each added to the lane as soon as it is complete.
 
-use tidemill_kernels::backend::{AttentionInputs, Output};
+use tidemill_kernels::backend::{AttentionInputs, AttentionSaved, Output};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -116,10 +116,12 @@ impl<B: Backend> Backward<'_, B> {
         device.backend.attention_backward(
             device.stream,
             SliceMut::all(&mut *qkv).matrix(count, 3 * width)?,
-            Slice::all(&*attended).matrix(count, width)?,
-            Slice::all(&saved.attended).matrix(count, width)?,
-            Slice::new(&saved.log_sum_exp, 0, count * block.attention.heads)?,
-            AttentionInputs { q, k, v, slopes, starts: pass.starts },
+            AttentionSaved {
+                dout: Slice::all(&*attended).matrix(count, width)?,
+                inputs: AttentionInputs { q, k, v, slopes, starts: pass.starts },
+                out: Slice::all(&saved.attended).matrix(count, width)?,
+                log_sum_exp: Slice::new(&saved.log_sum_exp, 0, count * block.attention.heads)?,
+            },
             shape,
         )?;
         query_key_value.turn_back(block, device, qkv, pass.starts, shape)?;

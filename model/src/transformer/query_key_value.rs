@@ -13,7 +13,9 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{KernelGroup, NormGradient, NormInput, RotaryInputs};
+use tidemill_kernels::backend::{
+    KernelGroup, NormGradient, NormGradients, NormInput, NormInputs, NormSaved, RotaryInputs,
+};
 use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
@@ -253,20 +255,13 @@ impl<B: Backend> QueryKeyValueScratch<B> {
             let normed = normed.columns(columns.start, columns.len())?;
             let places = (statistics.start, statistics.len());
             let statistics = SliceMut::new(&mut scratch.statistics, places.0, places.1)?;
-            let input = NormInput::Activation(input.columns(columns.start, columns.len())?);
-            let weight = pass.parameters.vector(&norm.weight)?;
-            match norm.kind {
-                NormKind::RootMeanSquare => {
-                    backend.rms_norm_forward(stream, normed, statistics, input, weight, shape)?;
-                }
-                NormKind::Layer => {
-                    let bias = norm.bias.as_ref().map(|place| pass.parameters.vector(place));
-                    let bias = bias.transpose()?;
-                    backend.layer_norm_forward(
-                        stream, normed, statistics, input, weight, bias, shape,
-                    )?;
-                }
-            }
+            let bias = norm.bias.as_ref().map(|place| pass.parameters.vector(place));
+            let inputs = NormInputs {
+                x: NormInput::Activation(input.columns(columns.start, columns.len())?),
+                weight: pass.parameters.vector(&norm.weight)?,
+                bias: bias.transpose()?,
+            };
+            backend.norm_forward(stream, normed, statistics, inputs, shape)?;
         }
         if let Some(table) = &self.table {
             let normed = SliceMut::all(&mut scratch.normed).matrix(rows, both)?;
@@ -319,27 +314,18 @@ impl<B: Backend> QueryKeyValueScratch<B> {
                 let NormsScratch { statistics: all, weight_gradients, bias_gradients, .. } =
                     &mut *scratch;
                 let dqkv: MatrixMut<'_, B, _> = SliceMut::all(dqkv).matrix(rows, 3 * width)?;
-                let gradient = NormGradient::InPlace(dqkv.columns(columns.start, columns.len())?);
-                let dweight = SliceMut::new(weight_gradients, 0, elements)?;
-                let input = NormInput::Activation(input.columns(columns.start, columns.len())?);
-                let statistics = Slice::new(all, statistics.start, statistics.len())?;
-                let weight = pass.parameters.vector(&norm.weight)?;
-                match norm.kind {
-                    NormKind::RootMeanSquare => {
-                        backend.rms_norm_backward(
-                            stream, gradient, dweight, input, statistics, weight, shape,
-                        )?;
-                    }
-                    NormKind::Layer => {
-                        let dbias = match norm.bias {
-                            Some(_) => Some(SliceMut::new(bias_gradients, 0, elements)?),
-                            None => None,
-                        };
-                        backend.layer_norm_backward(
-                            stream, gradient, dweight, dbias, input, statistics, weight, shape,
-                        )?;
-                    }
-                }
+                let dbias = norm.bias.as_ref().map(|_| SliceMut::new(bias_gradients, 0, elements));
+                let gradients = NormGradients {
+                    x: NormGradient::InPlace(dqkv.columns(columns.start, columns.len())?),
+                    dweight: SliceMut::new(weight_gradients, 0, elements)?,
+                    dbias: dbias.transpose()?,
+                };
+                let saved = NormSaved {
+                    x: NormInput::Activation(input.columns(columns.start, columns.len())?),
+                    statistics: Slice::new(all, statistics.start, statistics.len())?,
+                    weight: pass.parameters.vector(&norm.weight)?,
+                };
+                backend.norm_backward(stream, gradients, saved, shape)?;
                 let places = [(Some(&norm.weight), &*weight_gradients)];
                 for (place, gradients) in
                     places.into_iter().chain([(norm.bias.as_ref(), &*bias_gradients)])

@@ -4,10 +4,10 @@ mod generation;
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{Elementwise, KernelGroup, Output};
+use tidemill_kernels::backend::{GradientSums, KernelGroup, Output, WeightGradient};
 use tidemill_kernels::cpu::Buffer;
 use tidemill_kernels::shape::GrainRows;
-use tidemill_kernels::{Backend, Cpu, Runtime, Slice, SliceMut};
+use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use tidemill_model::block::{Block, BlockPass, ResidualGradient, SampleBytes};
 use tidemill_model::initialization::Initializer;
 use tidemill_model::linear::{Linear, NewLinear, Products};

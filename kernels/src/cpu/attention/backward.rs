@@ -9,7 +9,7 @@ use super::queries::{
     KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Sight, VECTORS, for_each_row, prefetch_rows,
     transpose_rows,
 };
-use crate::backend::AttentionInputs;
+use crate::backend::AttentionSaved;
 use crate::cpu::Cpu;
 use crate::cpu::device_stream::DeviceStream;
 use crate::cpu::dispatch::{Dispatch, Kernel};
@@ -18,17 +18,7 @@ use crate::cpu::rows::{Rows, RowsMut, exactly};
 use crate::cpu::simd::{LANES, Lanes, Simd};
 use crate::error::Result;
 use crate::shape::AttentionShape;
-use crate::view::{Matrix, MatrixMut, Slice};
-
-/// What the backward pass reads beside the inputs.
-pub(crate) struct ForwardResults<'a> {
-    /// `dout[b t, h p]`.
-    pub(crate) dout: Matrix<'a, Cpu, f32>,
-    /// `out[b t, h p]`.
-    pub(crate) out: Matrix<'a, Cpu, f32>,
-    /// `log_sum_exp[b, h, t]`.
-    pub(crate) log_sum_exp: Slice<'a, Cpu, f32>,
-}
+use crate::view::MatrixMut;
 
 /// The scratch memory of a thread.
 pub(crate) fn backward_scratch_bytes(shape: AttentionShape) -> usize {
@@ -40,8 +30,7 @@ pub(crate) fn attention_backward(
     stream: &mut DeviceStream,
     dispatch: Dispatch,
     dqkv: MatrixMut<'_, Cpu, f32>,
-    results: ForwardResults<'_>,
-    inputs: AttentionInputs<'_, Cpu>,
+    saved: AttentionSaved<'_, Cpu>,
     shape: AttentionShape,
 ) -> Result<()> {
     const KERNEL: &str = "attention_backward";
@@ -49,10 +38,10 @@ pub(crate) fn attention_backward(
     let dqkv = SharedRows::new(RowsMut::new(KERNEL, "dqkv", dqkv, rows, 3 * width)?);
     let sums = rows * shape.heads();
     let read = Read {
-        dout: Rows::new(KERNEL, "dout", results.dout, rows, width)?,
-        out: Rows::new(KERNEL, "out", results.out, rows, width)?,
-        log_sum_exp: exactly(KERNEL, "log_sum_exp", results.log_sum_exp, sums)?,
-        inputs: Inputs::new(KERNEL, inputs, shape)?,
+        dout: Rows::new(KERNEL, "dout", saved.dout, rows, width)?,
+        out: Rows::new(KERNEL, "out", saved.out, rows, width)?,
+        log_sum_exp: exactly(KERNEL, "log_sum_exp", saved.log_sum_exp, sums)?,
+        inputs: Inputs::new(KERNEL, saved.inputs, shape)?,
     };
     let heads = shape.sequences().samples() * shape.heads();
     let share = stream.threads().share(heads);

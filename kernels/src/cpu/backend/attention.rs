@@ -1,11 +1,10 @@
 //! [`Attention`] for [`Cpu`].
 
-use crate::backend::{Attention, AttentionInputs, KeyValueCache, RotaryInputs};
+use crate::backend::{Attention, AttentionInputs, AttentionSaved, KeyValueCache};
 use crate::cpu::attention::{
-    ForwardResults, append_to_cache, attention_backward, attention_cached, attention_forward,
+    append_to_cache, attention_backward, attention_cached, attention_forward,
     backward_scratch_bytes,
 };
-use crate::cpu::rotary::{rotary_backward, rotary_forward};
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::AttentionShape;
@@ -31,34 +30,10 @@ impl Attention for Cpu {
         &self,
         stream: &mut DeviceStream,
         dqkv: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
-        out: Matrix<'_, Self, f32>,
-        log_sum_exp: Slice<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
+        saved: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
-        let results = ForwardResults { dout, out, log_sum_exp };
-        attention_backward(stream, self.dispatch, dqkv, results, inputs, shape)
-    }
-
-    fn rotary_forward(
-        &self,
-        stream: &mut DeviceStream,
-        qk: MatrixMut<'_, Self, f32>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        rotary_forward(stream.threads(), self.dispatch, qk, inputs, shape)
-    }
-
-    fn rotary_backward(
-        &self,
-        stream: &mut DeviceStream,
-        dqkv: MatrixMut<'_, Self, f32>,
-        inputs: RotaryInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        rotary_backward(stream.threads(), self.dispatch, dqkv, inputs, shape)
+        attention_backward(stream, self.dispatch, dqkv, saved, shape)
     }
 
     fn append_to_cache(

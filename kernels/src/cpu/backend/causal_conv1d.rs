@@ -1,14 +1,14 @@
 //! [`CausalConv1d`] for [`Cpu`].
 
-use crate::backend::{CausalConv1d, ConvInputs};
+use crate::backend::{CausalConv1d, ConvGradients, ConvInputs, PieceState};
 use crate::cpu::conv::{self, causal_conv1d_silu_forward};
 use crate::cpu::conv_backward::{self, causal_conv1d_silu_backward};
 use crate::cpu::conv_piece::causal_conv1d_silu_piece;
 use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly_mut, no_documents};
 use crate::cpu::{Cpu, DeviceStream};
-use crate::error::{KernelError, Result};
+use crate::error::Result;
 use crate::shape::ConvShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{Matrix, MatrixMut};
 
 impl CausalConv1d for Cpu {
     fn causal_conv1d_silu_forward(
@@ -28,9 +28,7 @@ impl CausalConv1d for Cpu {
     fn causal_conv1d_silu_backward(
         &self,
         stream: &mut DeviceStream,
-        dx: MatrixMut<'_, Self, f32>,
-        dweight: SliceMut<'_, Self, f32>,
-        dbias: Option<SliceMut<'_, Self, f32>>,
+        gradients: ConvGradients<'_, Self>,
         dout: Matrix<'_, Self, f32>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
@@ -38,11 +36,8 @@ impl CausalConv1d for Cpu {
         const KERNEL: &str = "causal_conv1d_silu_backward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let grains = shape.grains().grains();
-        if dbias.is_some() != inputs.bias.is_some() {
-            let presence = |present| if present { "present" } else { "absent" };
-            let (expected, found) = (presence(inputs.bias.is_some()), presence(dbias.is_some()));
-            return Err(KernelError::shape(KERNEL, "dbias", expected, found));
-        }
+        gradients.check(KERNEL, &inputs)?;
+        let ConvGradients { dx, dweight, dbias } = gradients;
         let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
         let dweight = exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width())?;
         let dbias = match dbias {
@@ -61,8 +56,7 @@ impl CausalConv1d for Cpu {
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
@@ -71,8 +65,8 @@ impl CausalConv1d for Cpu {
         let (sequences, channels) = (shape.sequences(), shape.channels());
         let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), channels)?;
         let held = sequences.samples() * channels * (shape.width() - 1);
-        let state = exactly_mut(KERNEL, "state", state, held)?;
-        let lengths = Lengths::new(KERNEL, lengths, sequences)?;
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let lengths = Lengths::new(KERNEL, piece.lengths, sequences)?;
         let inputs = conv::Inputs::new(KERNEL, inputs, &shape)?;
         causal_conv1d_silu_piece(stream, self.dispatch, out, (state, lengths), inputs, shape)
     }

@@ -1,6 +1,6 @@
 //! [`HeadScan`] for [`Cpu`].
 
-use crate::backend::{HeadScan, HeadScanGradients, HeadScanInputs};
+use crate::backend::{HeadScan, HeadScanGradients, HeadScanInputs, PieceState};
 use crate::cpu::head_scan::{HeadLayout, Inputs};
 use crate::cpu::head_scan_backward::{self, head_scan_backward};
 use crate::cpu::head_scan_forward::head_scan_forward;
@@ -8,7 +8,7 @@ use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly_mut, no_documents};
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::HeadScanShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{Matrix, MatrixMut};
 
 impl HeadScan for Cpu {
     fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
@@ -65,8 +65,7 @@ impl HeadScan for Cpu {
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: HeadScanInputs<'_, Self>,
         shape: HeadScanShape,
     ) -> Result<()> {
@@ -75,8 +74,8 @@ impl HeadScan for Cpu {
         let sequences = shape.sequences();
         let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), shape.width())?;
         let held = sequences.samples() * shape.width() * shape.states();
-        let state = exactly_mut(KERNEL, "state", state, held)?;
-        let goes_on = Some((state, Lengths::new(KERNEL, lengths, sequences)?));
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let goes_on = Some((state, Lengths::new(KERNEL, piece.lengths, sequences)?));
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
         head_scan_forward(stream, self.dispatch, out, goes_on, inputs, HeadLayout::new(shape))
     }

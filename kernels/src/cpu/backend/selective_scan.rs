@@ -1,7 +1,8 @@
 //! [`SelectiveScan`] for [`Cpu`].
 
 use crate::backend::{
-    Backend, Output, ScanGradients, ScanInputs, ScanStepInputs, SelectiveScan, check_one_position,
+    OrderedProducts, Output, PieceState, ScanGradients, ScanInputs, ScanSaved, ScanStepInputs,
+    SelectiveScan, check_one_position,
 };
 use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly, exactly_mut, no_documents};
 use crate::cpu::scan::{Inputs, ScanLayout};
@@ -11,7 +12,7 @@ use crate::cpu::scan_piece::selective_scan_piece;
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::ScanShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{MatrixMut, SliceMut};
 
 impl SelectiveScan for Cpu {
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
@@ -43,14 +44,11 @@ impl SelectiveScan for Cpu {
         &self,
         stream: &mut DeviceStream,
         gradients: ScanGradients<'_, Self>,
-        regated: Option<MatrixMut<'_, Self, f32>>,
-        dout: Matrix<'_, Self, f32>,
-        inputs: ScanInputs<'_, Self>,
-        saved: Slice<'_, Self, f32>,
+        ScanSaved { dout, inputs, saved }: ScanSaved<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
         const KERNEL: &str = "selective_scan_backward";
-        let ScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias } = gradients;
+        let ScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias, regated } = gradients;
         let (rows, grains) = (shape.sequences().rows(), shape.grains().grains());
         let (channels, states) = (shape.channels(), shape.states());
         let row_gradients = scan_backward::RowGradients {
@@ -81,8 +79,7 @@ impl SelectiveScan for Cpu {
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
@@ -91,8 +88,8 @@ impl SelectiveScan for Cpu {
         let sequences = shape.sequences();
         let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), shape.channels())?;
         let held = sequences.samples() * shape.channels() * shape.states();
-        let state = exactly_mut(KERNEL, "state", state, held)?;
-        let lengths = Lengths::new(KERNEL, lengths, sequences)?;
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let lengths = Lengths::new(KERNEL, piece.lengths, sequences)?;
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
         let layout = ScanLayout::new(shape);
         selective_scan_piece(stream, self.dispatch, out, (state, lengths), inputs, layout)
@@ -111,6 +108,7 @@ impl SelectiveScan for Cpu {
         let (low, weight) = (inputs.low, inputs.dt_weight);
         self.ordered_matmul(stream, delta_raw.reborrow(), low, weight, Output::Overwrite)?;
         let inputs = inputs.with(delta_raw.as_matrix());
-        self.selective_scan_piece(stream, out, state, None, inputs, shape)
+        let piece = PieceState { state, lengths: None };
+        self.selective_scan_piece(stream, out, piece, inputs, shape)
     }
 }

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::attention_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{AttentionInputs, KeyValueCache};
+use crate::backend::{Attention, AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind, Launch};
@@ -268,6 +268,117 @@ const FORWARD: [KernelName; 4] = [
     "attention_forward_256",
 ];
 
+impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
+        self.attention_backward_scratch(shape)
+    }
+
+    fn attention_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dqkv: MatrixMut<'_, Self, P::Activation>,
+        saved: AttentionSaved<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_backward(stream, dqkv, saved, shape)
+    }
+
+    fn attention_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        rows: [Matrix<'_, Self, P::Activation>; 3],
+        cache: GrowingCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_step(stream, out, rows, cache, shape)
+    }
+
+    fn attention_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let plan = Plan::new("attention_forward", shape)?;
+        exactly_mut(plan.kernel, "log_sum_exp", &log_sum_exp, plan.rows() * shape.heads())?;
+        let inputs = plan.training_inputs(&inputs)?;
+        // SAFETY: all of them were checked against the shape.
+        unsafe { self.launch_attention(stream, &plan, &out, log_sum_exp.address(), inputs) }
+    }
+
+    fn attention_cached(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        q: Matrix<'_, Self, P::Activation>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let plan = Plan::new("attention_cached", shape)?;
+        let samples = shape.sequences().samples();
+        // The cache is a sequence too.
+        let cached =
+            cache_shape(plan.kernel, samples, shape.sequences().positions(), cache.capacity)?;
+        let [_, capacity, _] = sequences32(plan.kernel, cached)?;
+        let elements = cached.rows() * plan.shared_columns();
+        exactly(plan.kernel, "keys", &cache.keys, elements)?;
+        exactly(plan.kernel, "values", &cache.values, elements)?;
+        exactly(plan.kernel, "past", &cache.past, samples)?;
+        if let Some(slopes) = &cache.slopes {
+            exactly(plan.kernel, "slopes", slopes, shape.heads())?;
+        }
+        let row_stride = plan.shared_columns() as u64;
+        let side = |slice: &Slice<'_, Self, P::Activation>| Side {
+            address: slice.address(),
+            row_stride,
+            sample_stride: row_stride * u64::from(capacity),
+        };
+        let sides = [plan.side("q", &q, plan.columns())?, side(&cache.keys), side(&cache.values)];
+        let inputs = plan.inputs::<P::Activation>(sides, capacity, cache.slopes.address())?;
+        let inputs = Inputs { past: cache.past.address(), ..inputs };
+        // SAFETY: all of them were checked against the shape; no key past the capacity is read.
+        unsafe { self.launch_attention(stream, &plan, &out, Address::NULL, inputs) }
+    }
+
+    fn append_to_cache(
+        &self,
+        stream: &mut GpuStream<D>,
+        cache: SliceMut<'_, Self, P::Activation>,
+        rows: Matrix<'_, Self, P::Activation>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()> {
+        const KERNEL: KernelName = "append_to_cache";
+        let [all_rows, width] = rows.shape();
+        let samples = past.elements();
+        if samples == 0 || !all_rows.is_multiple_of(samples) {
+            let expected = format!("a multiple of {samples} samples");
+            return Err(KernelError::shape(KERNEL, "rows", expected, all_rows));
+        }
+        if all_rows == 0 {
+            return Ok(());
+        }
+        let cached = cache_shape(KERNEL, samples, all_rows / samples, capacity)?;
+        let [_, capacity, cache_rows] = sequences32(KERNEL, cached)?;
+        exactly_mut(KERNEL, "cache", &cache, cache_rows as usize * width)?;
+        let arguments = Append {
+            cache: cache.address(),
+            rows: rows.address(),
+            past: past.address(),
+            row_stride: row_stride(KERNEL, "rows", &rows, all_rows, width)?,
+            positions: size32(KERNEL, "positions", all_rows / samples)?,
+            capacity,
+            width: width as u64,
+        };
+        let launch = blocks(KERNEL, all_rows, APPEND_THREADS)?;
+        // SAFETY: rows and cache were checked against one another; no position past the capacity is written.
+        unsafe { self.launch(stream, &ATTENTION_CACHE, KERNEL, launch, arguments) }
+    }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Whether groups of warps multiply together for these heads.
     pub(super) fn takes_groups(&self, head_width: HeadWidth) -> bool {
@@ -308,92 +419,5 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let name = head_width.choose(FORWARD);
             self.launch(stream, head_width.forward(), name, launch, arguments)
         }
-    }
-
-    /// Every head over each sample by itself.
-    pub(in crate::gpu) fn launch_attention_forward(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        log_sum_exp: SliceMut<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        let plan = Plan::new("attention_forward", shape)?;
-        exactly_mut(plan.kernel, "log_sum_exp", &log_sum_exp, plan.rows() * shape.heads())?;
-        let inputs = plan.training_inputs(&inputs)?;
-        // SAFETY: all of them were checked against the shape.
-        unsafe { self.launch_attention(stream, &plan, &out, log_sum_exp.address(), inputs) }
-    }
-
-    /// New queries over what a cache holds.
-    pub(in crate::gpu) fn launch_attention_cached(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        q: Matrix<'_, Self, P::Activation>,
-        cache: KeyValueCache<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        let plan = Plan::new("attention_cached", shape)?;
-        let samples = shape.sequences().samples();
-        // A cache has the same limits as a sequence.
-        let cached =
-            cache_shape(plan.kernel, samples, shape.sequences().positions(), cache.capacity)?;
-        let [_, capacity, _] = sequences32(plan.kernel, cached)?;
-        let elements = cached.rows() * plan.shared_columns();
-        exactly(plan.kernel, "keys", &cache.keys, elements)?;
-        exactly(plan.kernel, "values", &cache.values, elements)?;
-        exactly(plan.kernel, "past", &cache.past, samples)?;
-        if let Some(slopes) = &cache.slopes {
-            exactly(plan.kernel, "slopes", slopes, shape.heads())?;
-        }
-        let row_stride = plan.shared_columns() as u64;
-        let side = |slice: &Slice<'_, Self, P::Activation>| Side {
-            address: slice.address(),
-            row_stride,
-            sample_stride: row_stride * u64::from(capacity),
-        };
-        let sides = [plan.side("q", &q, plan.columns())?, side(&cache.keys), side(&cache.values)];
-        let inputs = plan.inputs::<P::Activation>(sides, capacity, cache.slopes.address())?;
-        let inputs = Inputs { past: cache.past.address(), ..inputs };
-        // SAFETY: all of them were checked against the shape; no key past the capacity is read.
-        unsafe { self.launch_attention(stream, &plan, &out, Address::NULL, inputs) }
-    }
-
-    /// Rows into a cache, each sample's behind its past.
-    pub(in crate::gpu) fn launch_append_to_cache(
-        &self,
-        stream: &mut GpuStream<D>,
-        cache: SliceMut<'_, Self, P::Activation>,
-        rows: Matrix<'_, Self, P::Activation>,
-        past: Slice<'_, Self, u32>,
-        capacity: usize,
-    ) -> Result<()> {
-        const KERNEL: KernelName = "append_to_cache";
-        let [all_rows, width] = rows.shape();
-        let samples = past.elements();
-        if samples == 0 || !all_rows.is_multiple_of(samples) {
-            let expected = format!("a multiple of {samples} samples");
-            return Err(KernelError::shape(KERNEL, "rows", expected, all_rows));
-        }
-        if all_rows == 0 {
-            return Ok(());
-        }
-        let cached = cache_shape(KERNEL, samples, all_rows / samples, capacity)?;
-        let [_, capacity, cache_rows] = sequences32(KERNEL, cached)?;
-        exactly_mut(KERNEL, "cache", &cache, cache_rows as usize * width)?;
-        let arguments = Append {
-            cache: cache.address(),
-            rows: rows.address(),
-            past: past.address(),
-            row_stride: row_stride(KERNEL, "rows", &rows, all_rows, width)?,
-            positions: size32(KERNEL, "positions", all_rows / samples)?,
-            capacity,
-            width: width as u64,
-        };
-        let launch = blocks(KERNEL, all_rows, APPEND_THREADS)?;
-        // SAFETY: rows and cache were checked against one another; no position past the capacity is written.
-        unsafe { self.launch(stream, &ATTENTION_CACHE, KERNEL, launch, arguments) }
     }
 }

@@ -7,14 +7,14 @@ use super::attention::{BLOCK_ROWS, HeadWidth, Inputs, Plan, WARPS};
 use super::attention_backward_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32};
 use super::{KernelName, exactly, row_stride, row_stride_mut};
-use crate::backend::AttentionInputs;
+use crate::backend::AttentionSaved;
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::AttentionShape;
-use crate::view::{Matrix, MatrixMut, Slice};
+use crate::view::MatrixMut;
 
 /// `AttentionBackward` of attention_backward.cu.
 #[repr(C)]
@@ -85,7 +85,7 @@ fn sums_bytes(shape: AttentionShape) -> usize {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(in crate::gpu) fn attention_backward_scratch(&self, shape: AttentionShape) -> usize {
+    pub(super) fn attention_backward_scratch(&self, shape: AttentionShape) -> usize {
         let head_width = HeadWidth::of(shape.head_width());
         match self.takes_groups(head_width) {
             true => groups::scratch_parts(head_width, shape).iter().sum(),
@@ -94,15 +94,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     }
 
     /// Writes the gradients of q, k and v beside one another.
-    #[allow(clippy::too_many_arguments)]
-    pub(in crate::gpu) fn launch_attention_backward(
+    pub(super) fn launch_attention_backward(
         &self,
         stream: &mut GpuStream<D>,
         dqkv: MatrixMut<'_, Self, P::Activation>,
-        dout: Matrix<'_, Self, P::Activation>,
-        out: Matrix<'_, Self, P::Activation>,
-        log_sum_exp: Slice<'_, Self, f32>,
-        inputs: AttentionInputs<'_, Self>,
+        AttentionSaved { dout, inputs, out, log_sum_exp }: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
         let plan = Plan::new("attention_backward", shape)?;

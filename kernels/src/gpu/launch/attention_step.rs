@@ -74,7 +74,7 @@ fn chunks(capacity: usize, window: Option<usize>) -> usize {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// A block for each chunk of keys of each head, and then one for each head.
-    pub(in crate::gpu) fn launch_attention_step(
+    pub(super) fn launch_attention_step(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::optimizer::{THREADS, UPDATED};
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use crate::backend::{Values, ValuesMut, check_axpby};
+use crate::backend::{Elementwise, Values, ValuesMut, check_axpby};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -25,9 +25,8 @@ struct Arguments {
     x_is_fp32: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// `out = keep out + factor x`
-    pub(in crate::gpu) fn launch_axpby(
+impl<D: Driver, P: Precision> Elementwise for Gpu<D, P> {
+    fn axpby(
         &self,
         stream: &mut GpuStream<D>,
         out: ValuesMut<'_, Self>,

@@ -3,9 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, blocks, sequences32, size32, stride_bytes};
-use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::ConvInputs;
-use crate::error::{KernelError, Result};
+use super::{KernelName, check_piece, exactly, exactly_mut, row_stride, row_stride_mut};
+use crate::backend::{CausalConv1d, ConvGradients, ConvInputs, PieceState};
+use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::precision::Precision;
@@ -15,7 +15,7 @@ use crate::gpu::source::{
 };
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ConvShape;
-use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+use crate::view::{Matrix, MatrixMut, Slice};
 
 /// Threads of a block of the kernels that walk runs of positions.
 const WALK_THREADS: u32 = 128;
@@ -210,9 +210,8 @@ fn check_filter<D: Driver, P: Precision>(
     bias.map_or(Ok(()), |bias| exactly(kernel, "bias", bias, shape.channels()))
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// The convolution of whole sequences.
-    pub(in crate::gpu) fn launch_causal_conv1d_silu_forward(
+impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
+    fn causal_conv1d_silu_forward(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
@@ -246,27 +245,20 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, variant.source, variant.name, variant.launch, arguments) }
     }
 
-    /// The gradients of the convolution: partial sums of tiles of positions, then those of grains.
-    #[allow(clippy::too_many_arguments)]
-    pub(in crate::gpu) fn launch_causal_conv1d_silu_backward(
+    fn causal_conv1d_silu_backward(
         &self,
         stream: &mut GpuStream<D>,
-        dx: MatrixMut<'_, Self, P::Activation>,
-        dweight: SliceMut<'_, Self, f32>,
-        dbias: Option<SliceMut<'_, Self, f32>>,
+        gradients: ConvGradients<'_, Self>,
         dout: Matrix<'_, Self, P::Activation>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        let ConvInputs { x, weight, bias, starts } = inputs;
         const KERNEL: &str = "causal_conv1d_silu_backward";
+        gradients.check(KERNEL, &inputs)?;
+        let ConvInputs { x, weight, bias, starts } = inputs;
+        let ConvGradients { dx, dweight, dbias } = gradients;
         let (rows, channels, width) = (shape.sequences().rows(), shape.channels(), shape.width());
         let grains = shape.grains().grains();
-        if dbias.is_some() != bias.is_some() {
-            let presence = |present| if present { "present" } else { "absent" };
-            let (expected, found) = (presence(bias.is_some()), presence(dbias.is_some()));
-            return Err(KernelError::shape(KERNEL, "dbias", expected, found));
-        }
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
         let beginnings = self.document_beginnings(stream, KERNEL, starts, shape.sequences())?;
         exactly_mut(KERNEL, "dweight", &dweight, grains * channels * width)?;
@@ -327,40 +319,32 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums) }
     }
 
-    /// The convolution of pieces of sequences, for generation.
-    #[allow(clippy::too_many_arguments)]
-    pub(in crate::gpu) fn launch_causal_conv1d_silu_piece(
+    fn causal_conv1d_silu_piece(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_piece";
         let ConvInputs { x, weight, bias, starts } = inputs;
-        if starts.is_some() {
-            return Err(KernelError::shape(KERNEL, "starts", "none in a piece", "some"));
-        }
         let [samples, positions, _] = sequences32(KERNEL, shape.sequences())?;
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
         let elements = samples as usize * channels;
-        exactly_mut(KERNEL, "state", &state, elements * (shape.width() - 1))?;
-        if let Some(lengths) = &lengths {
-            exactly(KERNEL, "lengths", lengths, samples as usize)?;
-        }
+        let held = elements * (shape.width() - 1);
+        check_piece(KERNEL, &piece, starts.is_some(), [samples as usize, held])?;
         let blocks_of_section = elements.div_ceil(THREADS as usize);
         let arguments = Piece {
             out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
             x_stride: row_stride(KERNEL, "x", &x, rows, channels)?,
             out: out.address(),
-            state: state.address(),
+            state: piece.state.address(),
             x: x.address(),
             weight: weight.address(),
             bias: bias.address(),
-            lengths: lengths.address(),
+            lengths: piece.lengths.address(),
             positions,
             channels: size32(KERNEL, "channels", channels)?,
             width: shape.width() as u32,

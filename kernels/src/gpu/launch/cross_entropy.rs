@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{exactly, exactly_mut};
-use crate::backend::LogitGradient;
+use crate::backend::{self, LogitGradient};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -19,6 +19,10 @@ use crate::view::{Slice, SliceMut};
 const SHORT_VOCABULARY: usize = 2048;
 const SHORT_THREADS: u32 = 64;
 const THREADS: u32 = 512;
+
+/// Rows of logits that are formed at a time: enough to fill a GPU, few enough that the logits of a large vocabulary stay
+/// below a gigabyte.
+const LOGIT_CHUNK_ROWS: usize = 4096;
 
 /// `CrossEntropy` of cross_entropy.cu.
 #[repr(C)]
@@ -35,9 +39,12 @@ struct CrossEntropy {
     padding: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// The rows' losses, and the logits' gradient in their place.
-    pub(in crate::gpu) fn launch_cross_entropy(
+impl<D: Driver, P: Precision> backend::CrossEntropy for Gpu<D, P> {
+    fn logit_chunk_rows(&self) -> usize {
+        LOGIT_CHUNK_ROWS
+    }
+
+    fn cross_entropy(
         &self,
         stream: &mut GpuStream<D>,
         losses: SliceMut<'_, Self, f32>,

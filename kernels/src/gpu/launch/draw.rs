@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{blocks, size32};
 use super::{exactly, exactly_mut, row_stride};
-use crate::backend::DrawSettings;
+use crate::backend::{Draw, DrawSettings};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -18,7 +18,7 @@ const THREADS: u32 = 512;
 /// `Draw` of draw.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Draw {
+struct Arguments {
     tokens: Address,
     logits: Address,
     uniforms: Address,
@@ -32,9 +32,8 @@ struct Draw {
     unused: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// A block for each row.
-    pub(in crate::gpu) fn launch_draw(
+impl<D: Driver, P: Precision> Draw for Gpu<D, P> {
+    fn draw(
         &self,
         stream: &mut GpuStream<D>,
         tokens: SliceMut<'_, Self, u32>,
@@ -49,7 +48,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly_mut(KERNEL, "tokens", &tokens, rows)?;
         exactly(KERNEL, "uniform numbers", &uniforms, rows)?;
         let columns = size32(KERNEL, "columns", columns)?;
-        let arguments = Draw {
+        let arguments = Arguments {
             tokens: tokens.address(),
             logits: logits.address(),
             uniforms: uniforms.address(),

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{exactly, row_stride, row_stride_mut};
-use crate::backend::Output;
+use crate::backend::{Embedding, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -87,9 +87,8 @@ fn access_of(width: usize, operands: &[(Address, u64)]) -> Access {
     if width.is_multiple_of(COLUMNS) { Access::of(WIDE_BYTES, operands) } else { Access::Single }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Rows of the table, picked by tokens, in place of `out` or added to it.
-    pub(in crate::gpu) fn launch_embedding_forward(
+impl<D: Driver, P: Precision> Embedding for Gpu<D, P> {
+    fn embedding_forward(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, f32>,
@@ -123,8 +122,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
     }
 
-    /// The sums of each token's rows of `dout`, grain by grain, added to the lane.
-    pub(in crate::gpu) fn launch_embedding_backward_add(
+    fn embedding_backward_add(
         &self,
         stream: &mut GpuStream<D>,
         lane_table: MatrixMut<'_, Self, f32>,

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, row_stride, row_stride_mut};
+use crate::backend::GatedSilu;
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -17,7 +18,7 @@ const THREADS: u32 = 256;
 /// `GatedSilu` of gated_silu.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct GatedSilu {
+struct Arguments {
     out: Address,
     gradient: Address,
     x: Address,
@@ -28,9 +29,30 @@ struct GatedSilu {
     unused: u32,
 }
 
+impl<D: Driver, P: Precision> GatedSilu for Gpu<D, P> {
+    fn gated_silu_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+    ) -> Result<()> {
+        self.launch_gated_silu(stream, out, None, x)
+    }
+
+    fn gated_silu_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradient: MatrixMut<'_, Self, P::Activation>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+    ) -> Result<()> {
+        self.launch_gated_silu(stream, out, Some(gradient), x)
+    }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Values; with `gradient`, the gradients too.
-    pub(in crate::gpu) fn launch_gated_silu(
+    fn launch_gated_silu(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
@@ -58,7 +80,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if rows == 0 || width == 0 {
             return Ok(());
         }
-        let arguments = GatedSilu {
+        let arguments = Arguments {
             out: out.address(),
             gradient,
             x: x.address(),

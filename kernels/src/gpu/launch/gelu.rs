@@ -1,13 +1,13 @@
-//! The gradient of GELU, its values, and the gradient of the bias before it: one pass over the
-//! input.
+//! GELU of biased rows: forward a row map; backward the gradient of GELU, its values, and the gradient of the bias before it, in one
+//! pass over the input.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::partial_sums::Runs;
-use super::row_map::BIAS_RUN_ROWS;
+use super::row_map::{self, BIAS_RUN_ROWS, MapInputs};
 use super::sizes::{Access, WIDE_BYTES, blocks, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{Gelu, GeluGradients};
+use crate::backend::{BiasedGelu, Gelu, GeluGradients};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -15,7 +15,7 @@ use crate::gpu::precision::Precision;
 use crate::gpu::source::GELU;
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::GrainRows;
-use crate::view::{Matrix, Slice};
+use crate::view::{Matrix, MatrixMut, Slice};
 
 const THREADS: u32 = 128;
 
@@ -45,9 +45,20 @@ fn variants(gelu: Gelu) -> [KernelName; 2] {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Gradients and values; where the bias has a gradient, its partial sums over runs of rows, then those of grains.
-    pub(in crate::gpu) fn launch_gelu_backward(
+impl<D: Driver, P: Precision> BiasedGelu for Gpu<D, P> {
+    fn gelu_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        let inputs = MapInputs { x: Some(x), dout: None, bias, limit: 0.0 };
+        self.launch_row_map(stream, &row_map::gelu_forward(gelu), out, inputs)
+    }
+
+    fn gelu_backward(
         &self,
         stream: &mut GpuStream<D>,
         gradients: GeluGradients<'_, Self>,

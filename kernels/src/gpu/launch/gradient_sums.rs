@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, exactly, row_stride_mut};
-use crate::backend::check_uses;
+use crate::backend::{GradientSums, check_uses};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -127,9 +127,8 @@ impl Pieces {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// `lane += gradients[g]` for each grain in order.
-    pub(in crate::gpu) fn launch_accumulate(
+impl<D: Driver, P: Precision> GradientSums for Gpu<D, P> {
+    fn accumulate(
         &self,
         stream: &mut GpuStream<D>,
         lane: SliceMut<'_, Self, f32>,
@@ -157,6 +156,56 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
     }
 
+    fn mean_gradient(
+        &self,
+        stream: &mut GpuStream<D>,
+        sums: SliceMut<'_, Self, f32>,
+        first: usize,
+        others: &[usize],
+        elements: usize,
+        count: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "mean_gradient";
+        check_uses(first, others, elements, sums.elements)?;
+        let place = |start: usize| sums.address().offset(start * size_of::<f32>());
+        let uses: Vec<Address> = [&[first], others].concat().into_iter().map(place).collect();
+        // SAFETY: every use lies inside `sums`, and none but the first overlaps what is written.
+        unsafe { self.launch_mean(stream, KERNEL, uses[0], &uses, elements, count) }
+    }
+
+    fn sums_of_squares(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f64>,
+        x: Slice<'_, Self, f32>,
+        ends: &[usize],
+    ) -> Result<()> {
+        const KERNEL: &str = "sums_of_squares";
+        exactly(KERNEL, "out", &out.as_slice(), ends.len())?;
+        let Pieces { places, firsts } = Pieces::new(ends, x.elements)?;
+        if ends.is_empty() {
+            return Ok(());
+        }
+        let tables = [bytemuck::cast_slice(&places), bytemuck::cast_slice(&firsts)].concat();
+        let pieces = stream.upload_scratch(&self.driver, ScratchSlot::First, &tables)?;
+        let first_piece = pieces.offset(size_of_val(places.as_slice()));
+        let partial_bytes = places.len() * size_of::<f64>();
+        let partials = stream.scratch(&self.driver, ScratchSlot::Second, partial_bytes)?;
+
+        let squares = SquaresOfPieces { partials, x: x.address(), pieces };
+        if !places.is_empty() {
+            let launch = blocks(KERNEL, places.len(), THREADS)?;
+            // SAFETY: the pieces lie inside x, and there is a partial sum for each.
+            unsafe { self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares) }?;
+        }
+        let of_pieces = SumsOfPieces { sums: out.address(), partials, first_piece };
+        let launch = blocks(KERNEL, ends.len(), SUM_THREADS)?;
+        // SAFETY: ranges are of pieces that were summed, and there is a sum for each.
+        unsafe { self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces) }
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `lane += parts[g, 0] + parts[g, 1] + ...` for each grain g in order; the parts of a grain are added first, in order.
     ///
     /// # Safety
@@ -191,24 +240,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             blocks(KERNEL, (elements as usize).div_ceil(THREADS as usize * pack), THREADS)?;
         // SAFETY: the lane is a view, and the caller guarantees the validity of the parts.
         unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
-    }
-
-    /// The sum of ranges of `sums`, in order, divided by `count`, in the place of the first.
-    pub(in crate::gpu) fn launch_mean_gradient(
-        &self,
-        stream: &mut GpuStream<D>,
-        sums: SliceMut<'_, Self, f32>,
-        first: usize,
-        others: &[usize],
-        elements: usize,
-        count: f32,
-    ) -> Result<()> {
-        const KERNEL: &str = "mean_gradient";
-        check_uses(first, others, elements, sums.elements)?;
-        let place = |start: usize| sums.address().offset(start * size_of::<f32>());
-        let uses: Vec<Address> = [&[first], others].concat().into_iter().map(place).collect();
-        // SAFETY: every use lies inside `sums`, and none but the first overlaps what is written.
-        unsafe { self.launch_mean(stream, KERNEL, uses[0], &uses, elements, count) }
     }
 
     /// The sum of `uses`, in order, divided by `count`.
@@ -255,37 +286,5 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             }
             so_far = Some(out);
         }
-    }
-
-    /// The sums of squares of the ranges of `x` that end at `ends`.
-    pub(in crate::gpu) fn launch_sums_of_squares(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f64>,
-        x: Slice<'_, Self, f32>,
-        ends: &[usize],
-    ) -> Result<()> {
-        const KERNEL: &str = "sums_of_squares";
-        exactly(KERNEL, "out", &out.as_slice(), ends.len())?;
-        let Pieces { places, firsts } = Pieces::new(ends, x.elements)?;
-        if ends.is_empty() {
-            return Ok(());
-        }
-        let tables = [bytemuck::cast_slice(&places), bytemuck::cast_slice(&firsts)].concat();
-        let pieces = stream.upload_scratch(&self.driver, ScratchSlot::First, &tables)?;
-        let first_piece = pieces.offset(size_of_val(places.as_slice()));
-        let partial_bytes = places.len() * size_of::<f64>();
-        let partials = stream.scratch(&self.driver, ScratchSlot::Second, partial_bytes)?;
-
-        let squares = SquaresOfPieces { partials, x: x.address(), pieces };
-        if !places.is_empty() {
-            let launch = blocks(KERNEL, places.len(), THREADS)?;
-            // SAFETY: the pieces lie inside x, and there is a partial sum for each.
-            unsafe { self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares) }?;
-        }
-        let of_pieces = SumsOfPieces { sums: out.address(), partials, first_piece };
-        let launch = blocks(KERNEL, ends.len(), SUM_THREADS)?;
-        // SAFETY: ranges are of pieces that were summed, and there is a sum for each.
-        unsafe { self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces) }
     }
 }

@@ -8,16 +8,16 @@ use bytemuck::{Pod, Zeroable};
 
 use super::scan::Rows;
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
-use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::HeadScanInputs;
-use crate::error::{KernelError, Result};
+use super::{KernelName, check_piece, exactly, row_stride, row_stride_mut};
+use crate::backend::{HeadScan, HeadScanGradients, HeadScanInputs, PieceState};
+use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{HEAD_SCAN_BACKWARD, HEAD_SCAN_FORWARD, HEAD_SCAN_PIECE, Source};
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::HeadScanShape;
-use crate::view::{MatrixMut, Slice, SliceMut};
+use crate::view::{Matrix, MatrixMut};
 
 /// Positions of a tile: a warp's of a chunk.
 const TILE: usize = 16;
@@ -287,31 +287,23 @@ impl Inputs {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn head_scan_plan(&self, kernel: KernelName, shape: HeadScanShape) -> Plan {
-        let warp = self.driver().properties().warp;
-        let sizes = BlockSizes::new(shape.states(), warp, size_of::<P::Activation>());
-        Plan { kernel, shape, sizes, class: HeadStates::of(shape.states()) }
+impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
+    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
+        self.head_scan_scratch(shape)
     }
 
-    /// Leaves the products C_i . B_j of each group in `pairs`, which has `group_pairs_bytes`.
-    pub(super) fn head_scan_pairs(
+    fn head_scan_backward(
         &self,
         stream: &mut GpuStream<D>,
-        plan: &Plan,
-        pairs: Address,
-        inputs: Inputs,
+        gradients: HeadScanGradients<'_, Self>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
     ) -> Result<()> {
-        let (shape, sequences) = (plan.shape, plan.shape.sequences());
-        let runs = sequences.positions().div_ceil(plan.sizes.length);
-        let all = sequences.samples() * shape.groups() * runs;
-        let launch = plan.launch(all, plan.sizes.pairs_bytes())?;
-        let arguments = PairsArguments { pairs, inputs };
-        // SAFETY: `Plan` has checked the rows of the inputs, and each row of each group has its place in `pairs`.
-        unsafe { self.launch(stream, plan.class.forward(), "head_scan_pairs", launch, arguments) }
+        self.launch_head_scan_backward(stream, gradients, dout, inputs, shape)
     }
 
-    pub(in crate::gpu) fn launch_head_scan_forward(
+    fn head_scan_forward(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, f32>,
@@ -335,33 +327,29 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, plan.class.forward(), "head_scan_forward", launch, arguments) }
     }
 
-    pub(in crate::gpu) fn launch_head_scan_piece(
+    fn head_scan_piece(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, f32>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
+        piece: PieceState<'_, Self>,
         inputs: HeadScanInputs<'_, Self>,
         shape: HeadScanShape,
     ) -> Result<()> {
         let plan = self.head_scan_plan("head_scan_piece", shape);
         let (kernel, samples) = (plan.kernel, shape.sequences().samples());
-        if inputs.starts.is_some() {
-            return Err(KernelError::shape(kernel, "starts", "none in a piece", "some"));
-        }
-        exactly_mut(kernel, "state", &state, samples * shape.width() * shape.states())?;
-        if let Some(lengths) = &lengths {
-            exactly(kernel, "lengths", lengths, samples)?;
-        }
+        let held = samples * shape.width() * shape.states();
+        check_piece(kernel, &piece, inputs.starts.is_some(), [samples, held])?;
         let (out, out_stride) = plan.out(&out)?;
-        let of_state =
-            [(state.address(), 0), (Address::NULL, stride_bytes::<f32>(shape.states() as u64))];
-        let is_step = shape.sequences().positions() == 1 && lengths.is_none();
+        let of_state = [
+            (piece.state.address(), 0),
+            (Address::NULL, stride_bytes::<f32>(shape.states() as u64)),
+        ];
+        let is_step = shape.sequences().positions() == 1 && piece.lengths.is_none();
         let arguments = PieceArguments {
             out,
             out_stride,
-            state: state.address(),
-            lengths: lengths.address(),
+            state: piece.state.address(),
+            lengths: piece.lengths.address(),
             wide_state: u32::from(
                 Access::of(WIDE_BYTES, &of_state) == Access::Wide
                     && shape.states() == plan.sizes.states,
@@ -375,5 +363,30 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = if is_step { launch.early(samples) } else { launch };
         // SAFETY: `Plan` has checked all rows and slices, and state and lengths have their exact sizes.
         unsafe { self.launch(stream, plan.class.piece(), "head_scan_piece", launch, arguments) }
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Leaves the products C_i . B_j of each group in `pairs`, which has `group_pairs_bytes`.
+    pub(super) fn head_scan_pairs(
+        &self,
+        stream: &mut GpuStream<D>,
+        plan: &Plan,
+        pairs: Address,
+        inputs: Inputs,
+    ) -> Result<()> {
+        let (shape, sequences) = (plan.shape, plan.shape.sequences());
+        let runs = sequences.positions().div_ceil(plan.sizes.length);
+        let all = sequences.samples() * shape.groups() * runs;
+        let launch = plan.launch(all, plan.sizes.pairs_bytes())?;
+        let arguments = PairsArguments { pairs, inputs };
+        // SAFETY: `Plan` has checked the rows of the inputs, and each row of each group has its place in `pairs`.
+        unsafe { self.launch(stream, plan.class.forward(), "head_scan_pairs", launch, arguments) }
+    }
+
+    pub(super) fn head_scan_plan(&self, kernel: KernelName, shape: HeadScanShape) -> Plan {
+        let warp = self.driver().properties().warp;
+        let sizes = BlockSizes::new(shape.states(), warp, size_of::<P::Activation>());
+        Plan { kernel, shape, sizes, class: HeadStates::of(shape.states()) }
     }
 }

@@ -101,12 +101,12 @@ impl Scratch {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(in crate::gpu) fn head_scan_scratch(&self, shape: HeadScanShape) -> usize {
+    pub(super) fn head_scan_scratch(&self, shape: HeadScanShape) -> usize {
         let scratch = Scratch::new(&self.head_scan_plan("head_scan_backward", shape));
         scratch.shares_and_states() + scratch.beside_shares()
     }
 
-    pub(in crate::gpu) fn launch_head_scan_backward(
+    pub(super) fn launch_head_scan_backward(
         &self,
         stream: &mut GpuStream<D>,
         gradients: HeadScanGradients<'_, Self>,

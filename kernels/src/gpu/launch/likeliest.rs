@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{blocks, size32};
 use super::{exactly_mut, row_stride};
-use crate::backend::Element;
+use crate::backend::{Element, Likeliest};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -18,7 +18,7 @@ const THREADS: u32 = 1024;
 /// `Likeliest` of likeliest.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Likeliest {
+struct Arguments {
     tokens: Address,
     logits: Address,
     row_stride: u64,
@@ -26,12 +26,37 @@ struct Likeliest {
     scale: f32,
 }
 
+impl<D: Driver, P: Precision> Likeliest for Gpu<D, P> {
+    fn likeliest(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        // SAFETY: the kernel reads fp32.
+        unsafe { self.launch_likeliest(stream, "likeliest", tokens, logits, scale) }
+    }
+
+    fn likeliest_of_activations(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, P::Activation>,
+        scale: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "likeliest_of_activations";
+        // SAFETY: the kernel reads the type of activations that its source is compiled for.
+        unsafe { self.launch_likeliest(stream, KERNEL, tokens, logits, scale) }
+    }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// A block for each row; `name` is the kernel of logits of type T.
     ///
     /// # Safety
     /// `name` must read elements of type T.
-    pub(in crate::gpu) unsafe fn launch_likeliest<T: Element>(
+    unsafe fn launch_likeliest<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
         name: &'static str,
@@ -42,7 +67,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         const KERNEL: &str = "likeliest";
         let (rows, columns) = (logits.rows, logits.columns);
         exactly_mut(KERNEL, "tokens", &tokens, rows)?;
-        let arguments = Likeliest {
+        let arguments = Arguments {
             tokens: tokens.address(),
             logits: logits.address(),
             row_stride: row_stride(KERNEL, "logits", &logits, rows, columns)?,

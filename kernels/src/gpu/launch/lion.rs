@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::optimizer::{SplitMaster, THREADS, UPDATED};
 use super::sizes::{Access, WIDE_BYTES, blocks};
 use super::{exactly, exactly_mut};
-use crate::backend::LionStep;
+use crate::backend::{self, LionStep};
 use crate::error::Result;
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::buffer::Place;
@@ -49,9 +49,8 @@ struct LionMaster {
     update: LionUpdate,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// One update of a chunk of masters.
-    pub(in crate::gpu) fn launch_lion(
+impl<D: Driver, P: Precision> backend::Lion for Gpu<D, P> {
+    fn lion(
         &self,
         stream: &mut GpuStream<D>,
         master: MasterMut<'_, Self>,

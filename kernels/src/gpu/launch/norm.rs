@@ -5,8 +5,10 @@ use bytemuck::{Pod, Zeroable};
 use super::partial_sums::Runs;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{NormGradient, NormInput};
-use crate::error::{KernelError, Result};
+use crate::backend::{
+    Norm, NormGradient, NormGradients, NormInput, NormInputs, NormSaved, Runtime,
+};
+use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
@@ -14,7 +16,7 @@ use crate::gpu::source::{
     LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, RMS_NORM_OF_ACTIVATIONS, Source,
 };
 use crate::gpu::{Gpu, GpuStream};
-use crate::shape::NormShape;
+use crate::shape::{NormKind, NormShape};
 use crate::view::{MatrixMut, Slice, SliceMut};
 
 const THREADS: u32 = 256;
@@ -76,35 +78,12 @@ struct Backward {
     unused: u32,
 }
 
-/// What the norm is of and with.
-pub(in crate::gpu) struct NormInputs<'a, D: Driver, P: Precision> {
-    pub(in crate::gpu) x: NormInput<'a, Gpu<D, P>>,
-    pub(in crate::gpu) weight: Slice<'a, Gpu<D, P>, f32>,
-    pub(in crate::gpu) bias: Option<Slice<'a, Gpu<D, P>, f32>>,
-}
-
-/// The gradients of the parameters, `[grains, d]` each.
-pub(in crate::gpu) struct ParameterGradients<'a, D: Driver, P: Precision> {
-    pub(in crate::gpu) dweight: SliceMut<'a, Gpu<D, P>, f32>,
-    pub(in crate::gpu) dbias: Option<SliceMut<'a, Gpu<D, P>, f32>>,
-}
-
-/// What the gradients of the norm are formed from.
-pub(in crate::gpu) struct NormSaved<'a, D: Driver, P: Precision> {
-    pub(in crate::gpu) x: NormInput<'a, Gpu<D, P>>,
-    pub(in crate::gpu) statistics: Slice<'a, Gpu<D, P>, f32>,
-    pub(in crate::gpu) weight: Slice<'a, Gpu<D, P>, f32>,
-}
-
 /// The variants of a kernel: for rows of a block's width, then for rows of a warp's; of each the wide one, then the single.
 type Variants = [[KernelName; 2]; 2];
 
 /// A norm in one direction, of one kind of x.
-pub(in crate::gpu) struct Norm {
-    kernel: KernelName,
+struct Kernels {
     source: &'static Source,
-    /// What its statistics are called, and how many a row or a head has.
-    statistics: (&'static str, usize),
     variants: Variants,
     /// The forward kernel for few rows of a block's width, all of whose loads are wide.
     few: Option<KernelName>,
@@ -113,12 +92,10 @@ pub(in crate::gpu) struct Norm {
     ahead: Option<[KernelName; 2]>,
 }
 
-macro_rules! norm {
-    ($kernel:expr, $source:ident, $statistics:expr, $variants:literal) => {
-        Norm {
-            kernel: $kernel,
+macro_rules! kernels {
+    ($source:ident, $variants:literal) => {
+        Kernels {
             source: &$source,
-            statistics: $statistics,
             variants: [
                 [concat!($variants, "_wide"), concat!($variants, "_single")],
                 [concat!($variants, "_short_wide"), concat!($variants, "_short_single")],
@@ -127,86 +104,56 @@ macro_rules! norm {
             ahead: None,
         }
     };
-    (forward $($of:tt),*; $variants:literal) => {
-        Norm { few: Some(concat!($variants, "_few")), ..norm!($($of),*, $variants) }
+    ($source:ident, $variants:literal, few) => {
+        Kernels { few: Some(concat!($variants, "_few")), ..kernels!($source, $variants) }
     };
-    (backward $($of:tt),*; $variants:literal) => {
-        Norm {
+    ($source:ident, $variants:literal, ahead) => {
+        Kernels {
             ahead: Some([concat!($variants, "_ahead_narrow"), concat!($variants, "_ahead")]),
-            ..norm!($($of),*, $variants)
+            ..kernels!($source, $variants)
         }
     };
 }
 
-/// Reciprocal roots of mean squares.
-const OF_RMS_NORM: (&str, usize) = ("reciprocal_rms", 1);
-
-/// RMSNorm of such an x, forward.
-pub(in crate::gpu) fn rms_norm_forward<D: Driver, P: Precision>(
-    x: &NormInput<'_, Gpu<D, P>>,
-) -> Norm {
-    let kernel = "rms_norm_forward";
-    match x {
-        NormInput::Residual(_) => norm!(forward kernel, RMS_NORM, OF_RMS_NORM; "rms_norm_forward"),
-        NormInput::Activation(_) => {
-            norm!(kernel, RMS_NORM_OF_ACTIVATIONS, OF_RMS_NORM, "rms_norm_forward_activation")
+impl Kernels {
+    fn forward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
+        match (kind, x) {
+            (NormKind::Rms, NormInput::Residual(_)) => kernels!(RMS_NORM, "rms_norm_forward", few),
+            (NormKind::Rms, NormInput::Activation(_)) => {
+                kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_forward_activation")
+            }
+            (NormKind::Layer, NormInput::Residual(_)) => {
+                kernels!(LAYER_NORM, "layer_norm_forward_residual", few)
+            }
+            (NormKind::Layer, NormInput::Activation(_)) => {
+                kernels!(LAYER_NORM_OF_ACTIVATIONS, "layer_norm_forward_activation", few)
+            }
         }
     }
-}
 
-/// RMSNorm of such an x, backward.
-pub(in crate::gpu) fn rms_norm_backward<D: Driver, P: Precision>(
-    x: &NormInput<'_, Gpu<D, P>>,
-) -> Norm {
-    let kernel = "rms_norm_backward";
-    match x {
-        NormInput::Residual(_) => {
-            norm!(backward kernel, RMS_NORM, OF_RMS_NORM; "rms_norm_backward")
-        }
-        NormInput::Activation(_) => {
-            norm!(kernel, RMS_NORM_OF_ACTIVATIONS, OF_RMS_NORM, "rms_norm_backward_activation")
+    fn backward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
+        match (kind, x) {
+            (NormKind::Rms, NormInput::Residual(_)) => {
+                kernels!(RMS_NORM, "rms_norm_backward", ahead)
+            }
+            (NormKind::Rms, NormInput::Activation(_)) => {
+                kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_backward_activation")
+            }
+            (NormKind::Layer, NormInput::Residual(_)) => {
+                kernels!(LAYER_NORM, "layer_norm_backward_residual", ahead)
+            }
+            (NormKind::Layer, NormInput::Activation(_)) => {
+                kernels!(LAYER_NORM_OF_ACTIVATIONS, "layer_norm_backward_activation")
+            }
         }
     }
-}
 
-/// Means, and reciprocal deviations.
-const OF_LAYER_NORM: (&str, usize) = ("statistics", 2);
-
-/// Layer norm of such an x, forward.
-pub(in crate::gpu) fn layer_norm_forward<D: Driver, P: Precision>(
-    x: &NormInput<'_, Gpu<D, P>>,
-) -> Norm {
-    let kernel = "layer_norm_forward";
-    match x {
-        NormInput::Residual(_) => {
-            norm!(forward kernel, LAYER_NORM, OF_LAYER_NORM; "layer_norm_forward_residual")
-        }
-        NormInput::Activation(_) => {
-            norm!(
-                forward kernel, LAYER_NORM_OF_ACTIVATIONS, OF_LAYER_NORM;
-                "layer_norm_forward_activation"
-            )
-        }
-    }
-}
-
-/// Layer norm of such an x, backward.
-pub(in crate::gpu) fn layer_norm_backward<D: Driver, P: Precision>(
-    x: &NormInput<'_, Gpu<D, P>>,
-) -> Norm {
-    let kernel = "layer_norm_backward";
-    match x {
-        NormInput::Residual(_) => {
-            norm!(backward kernel, LAYER_NORM, OF_LAYER_NORM; "layer_norm_backward_residual")
-        }
-        NormInput::Activation(_) => {
-            norm!(
-                kernel,
-                LAYER_NORM_OF_ACTIVATIONS,
-                OF_LAYER_NORM,
-                "layer_norm_backward_activation"
-            )
-        }
+    /// The variant for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads.
+    fn variant(&self, access: Access, width: usize, warp: u32) -> (KernelName, usize) {
+        let short = width <= SHORT_WIDTH;
+        let [wide, single] = self.variants[usize::from(short)];
+        let team = if short { warp } else { THREADS };
+        (access.choose(wide, single), (THREADS / team) as usize)
     }
 }
 
@@ -242,17 +189,17 @@ impl Operands {
         }
     }
 
-    /// Checks x, and whether such a norm has heads, and adds it.
-    fn place_input<D: Driver, P: Precision>(
+    /// Checks what both directions read, and adds x and the weight: where the rows of x are.
+    fn read<D: Driver, P: Precision>(
         &mut self,
-        norm: &Norm,
+        kernel: KernelName,
         x: &NormInput<'_, Gpu<D, P>>,
+        [statistics, weight]: [&Slice<'_, Gpu<D, P>, f32>; 2],
         shape: NormShape,
     ) -> Result<PlacedRows> {
-        let kernel = norm.kernel;
-        if !std::ptr::eq(norm.source, &raw const RMS_NORM_OF_ACTIVATIONS) {
-            shape.check_whole_rows(kernel)?;
-        }
+        exactly(kernel, "statistics", statistics, shape.statistics())?;
+        exactly(kernel, "weight", weight, shape.width())?;
+        self.fp32.push((weight.address(), 0));
         let (rows, columns) = (shape.grains().rows(), shape.columns());
         let (operands, placed) = match x {
             NormInput::Residual(x) => {
@@ -267,42 +214,31 @@ impl Operands {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// The variant for rows of `width`, and how many teams its blocks have.
-    fn norm_variant(&self, norm: &Norm, access: Access, width: usize) -> (KernelName, usize) {
-        let short = width <= SHORT_WIDTH;
-        let [wide, single] = norm.variants[usize::from(short)];
-        let team = if short { self.driver.properties().warp } else { THREADS };
-        (access.choose(wide, single), (THREADS / team) as usize)
-    }
-
-    /// The norm of each row.
-    pub(in crate::gpu) fn launch_norm_forward(
+impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
+    fn norm_forward(
         &self,
         stream: &mut GpuStream<D>,
-        norm: &Norm,
         y: MatrixMut<'_, Self, P::Activation>,
         statistics: SliceMut<'_, Self, f32>,
-        inputs: NormInputs<'_, D, P>,
+        inputs: NormInputs<'_, Self>,
         shape: NormShape,
     ) -> Result<()> {
-        let kernel = norm.kernel;
+        let kernel = inputs.check(shape)?;
+        let NormInputs { x, weight, bias } = inputs;
+        let kernels = Kernels::forward(shape.kind(), &x);
         let (rows, width) = (shape.normed().rows(), shape.width());
-        let (name, per_row) = norm.statistics;
-        exactly_mut(kernel, name, &statistics, per_row * rows)?;
-        exactly(kernel, "weight", &inputs.weight, width)?;
-        if let Some(bias) = &inputs.bias {
+        if let Some(bias) = &bias {
             exactly(kernel, "bias", bias, width)?;
         }
         let mut operands = Operands::default();
-        let (x, x_stride) = operands.place_input(norm, &inputs.x, shape)?;
+        let (x, x_stride) = operands.read(kernel, &x, [&statistics.as_slice(), &weight], shape)?;
         let arguments = Forward {
             y_stride: row_stride_mut(kernel, "y", &y, shape.grains().rows(), shape.columns())?,
             y: y.address(),
             statistics: statistics.address(),
             x,
-            weight: inputs.weight.address(),
-            bias: inputs.bias.address(),
+            weight: weight.address(),
+            bias: bias.address(),
             x_stride,
             rows: rows as u64,
             width: size32(kernel, "width", width)?,
@@ -311,46 +247,40 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             unused: 0,
         };
         // An absent bias has address 0, which counts as aligned.
-        operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
+        operands.fp32.push((arguments.bias, 0));
         operands.activations.push((arguments.y, arguments.y_stride));
         let access = operands.access::<P::Activation>(width);
         let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=HELD_COLUMNS).contains(&width);
-        let (name, teams) = match (norm.few, access) {
+        let (name, teams) = match (kernels.few, access) {
             (Some(few), Access::Wide) if is_few => (few, 1),
-            _ => self.norm_variant(norm, access, width),
+            _ => kernels.variant(access, width, self.driver.properties().warp),
         };
         let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early(rows);
-        // SAFETY: rows and vectors were checked against the shape; the norm is one of such an x.
-        unsafe { self.launch(stream, norm.source, name, launch, arguments) }
+        // SAFETY: rows and vectors were checked against the shape; the kernels are those of such an x.
+        unsafe { self.launch(stream, kernels.source, name, launch, arguments) }
     }
 
     /// The gradient of x; partial sums of those of the parameters over runs of rows, then those of grains.
-    pub(in crate::gpu) fn launch_norm_backward(
+    fn norm_backward(
         &self,
         stream: &mut GpuStream<D>,
-        norm: &Norm,
-        gradient: NormGradient<'_, Self>,
-        parameters: ParameterGradients<'_, D, P>,
-        saved: NormSaved<'_, D, P>,
+        gradients: NormGradients<'_, Self>,
+        saved: NormSaved<'_, Self>,
         shape: NormShape,
     ) -> Result<()> {
-        let kernel = norm.kernel;
+        let kernel = gradients.check(&saved.x, shape)?;
+        let NormGradients { x: gradient, dweight, dbias } = gradients;
+        let NormSaved { x, statistics, weight } = saved;
+        let kernels = Kernels::backward(shape.kind(), &x);
         let (grains, width) = (shape.grains(), shape.width());
         let (rows, columns) = (grains.rows(), shape.columns());
         let elements = grains.grains() * width;
-        if !gradient.is_of(&saved.x) {
-            return Err(KernelError::shape(kernel, "gradient", "that of the kind of x", "another"));
-        }
-        let ParameterGradients { dweight, dbias } = parameters;
         exactly_mut(kernel, "dweight", &dweight, elements)?;
         if let Some(dbias) = &dbias {
             exactly_mut(kernel, "dbias", dbias, elements)?;
         }
-        let (name, per_row) = norm.statistics;
-        exactly(kernel, name, &saved.statistics, per_row * shape.normed().rows())?;
-        exactly(kernel, "weight", &saved.weight, width)?;
         let mut operands = Operands::default();
-        let (x, x_stride) = operands.place_input(norm, &saved.x, shape)?;
+        let (x, x_stride) = operands.read(kernel, &x, [&statistics, &weight], shape)?;
         let mut rounded_to = (Address::NULL, 0);
         let ((dx, dx_stride), (dy, dy_stride)) = match gradient {
             NormGradient::Residual { dx, rounded, dy } => {
@@ -377,8 +307,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             partials: sums.partials,
             dy,
             x,
-            statistics: saved.statistics.address(),
-            weight: saved.weight.address(),
+            statistics: statistics.address(),
+            weight: weight.address(),
             dx_stride,
             rounded_stride: rounded_to.1,
             dy_stride,
@@ -391,20 +321,19 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             heads: size32(kernel, "heads", shape.heads())?,
             unused: 0,
         };
-        operands.fp32.push((arguments.weight, 0));
         let access = operands.access::<P::Activation>(width);
         let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
-        let (name, teams) = match (norm.ahead.zip(place), access) {
+        let (name, teams) = match (kernels.ahead.zip(place), access) {
             (Some((ahead, place)), Access::Wide) if width > SHORT_WIDTH => (ahead[place], 1),
-            _ => self.norm_variant(norm, access, width),
+            _ => kernels.variant(access, width, self.driver.properties().warp),
         };
         let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
-        unsafe { self.launch(stream, norm.source, name, launch, arguments) }?;
+        unsafe { self.launch(stream, kernels.source, name, launch, arguments) }?;
         if arguments.rounded != Address::NULL && access == Access::Single {
             let launch = blocks(kernel, rows, THREADS)?;
             // SAFETY: both matrices were checked against the shape; a block has a row.
-            unsafe { self.launch(stream, norm.source, "round_dx_single", launch, arguments) }?;
+            unsafe { self.launch(stream, kernels.source, "round_dx_single", launch, arguments) }?;
         }
         // SAFETY: the gradients hold every grain's; `runs` partial sums of each were just formed.
         unsafe { self.launch_sum_partials(stream, kernel, &sums) }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks};
 use super::{KernelName, exactly, exactly_mut};
-use crate::backend::AdamWStep;
+use crate::backend::{self, AdamWStep, Masters};
 use crate::error::Result;
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::buffer::Place;
@@ -162,37 +162,32 @@ impl SplitMaster {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// One update of a chunk.
-    pub(in crate::gpu) fn launch_adamw(
+impl<D: Driver, P: Precision> backend::AdamW for Gpu<D, P> {
+    fn adamw(
         &self,
         stream: &mut GpuStream<D>,
         parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
+        moments: [SliceMut<'_, Self, f32>; 2],
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
     ) -> Result<()> {
         const KERNEL: &str = "adamw";
-        let moments = [exp_avg, exp_avg_sq];
         let update = Update::new(KERNEL, parameters.elements, moments, gradient, step)?;
         // SAFETY: the update has the elements of the parameters.
         unsafe { self.update_whole(stream, KERNEL, parameters.address(), update) }
     }
 
-    /// One update of a chunk of masters.
-    pub(in crate::gpu) fn launch_adamw_master(
+    fn adamw_master(
         &self,
         stream: &mut GpuStream<D>,
         master: MasterMut<'_, Self>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
+        moments: [SliceMut<'_, Self, f32>; 2],
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
     ) -> Result<()> {
         const KERNEL: &str = "adamw_master";
         let elements = master.elements();
-        let update = Update::new(KERNEL, elements, [exp_avg, exp_avg_sq], gradient, step)?;
+        let update = Update::new(KERNEL, elements, moments, gradient, step)?;
         if P::ELEMENT == ElementKind::F32 {
             // SAFETY: the update has the elements of the master, which is whole in this precision.
             return unsafe { self.update_whole(stream, KERNEL, master.rounded.address(), update) };
@@ -206,40 +201,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the update has the elements of the master, whose halves are equally long.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
+}
 
-    /// One update of fp32 parameters, for `kernel`.
-    ///
-    /// # Safety
-    /// `parameters` names the elements that `update` says, which nothing else has borrowed.
-    unsafe fn update_whole(
-        &self,
-        stream: &mut GpuStream<D>,
-        kernel: KernelName,
-        parameters: Address,
-        update: Update,
-    ) -> Result<()> {
-        let access = update.access().and(Access::of(WIDE_BYTES, &[(parameters, 0)]));
-        let name = access.choose("adamw_wide", "adamw_single");
-        let launch = blocks(kernel, (update.elements as usize).div_ceil(UPDATED), THREADS)?;
-        // SAFETY: the caller guarantees the validity of the parameters, and `Update::new` has seen the others' elements.
-        unsafe { self.launch(stream, &OPTIMIZER, name, launch, AdamW { parameters, update }) }
-    }
-
-    /// `out = from`, rounded to the activation type.
-    pub(in crate::gpu) fn launch_round(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, P::Activation>,
-        from: Slice<'_, Self, f32>,
-    ) -> Result<()> {
-        const KERNEL: &str = "round";
-        exactly(KERNEL, "from", &from, out.elements)?;
-        // SAFETY: both have as many elements, of the types that are rounded to and from.
-        unsafe { self.round(stream, KERNEL, out.address(), from.address(), out.elements) }
-    }
-
-    /// Splits `from` into masters.
-    pub(in crate::gpu) fn launch_split_master(
+impl<D: Driver, P: Precision> Masters for Gpu<D, P> {
+    fn split_master(
         &self,
         stream: &mut GpuStream<D>,
         out: MasterMut<'_, Self>,
@@ -262,8 +227,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 
-    /// Joins runs of what was split.
-    pub(in crate::gpu) fn launch_join_master(
+    fn join_master(
         &self,
         stream: &mut GpuStream<D>,
         out: SliceMut<'_, Self, f32>,
@@ -308,6 +272,39 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }?;
         }
         Ok(())
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// One update of fp32 parameters, for `kernel`.
+    ///
+    /// # Safety
+    /// `parameters` names the elements that `update` says, which nothing else has borrowed.
+    unsafe fn update_whole(
+        &self,
+        stream: &mut GpuStream<D>,
+        kernel: KernelName,
+        parameters: Address,
+        update: Update,
+    ) -> Result<()> {
+        let access = update.access().and(Access::of(WIDE_BYTES, &[(parameters, 0)]));
+        let name = access.choose("adamw_wide", "adamw_single");
+        let launch = blocks(kernel, (update.elements as usize).div_ceil(UPDATED), THREADS)?;
+        // SAFETY: the caller vouches for the parameters, and `Update::new` has seen the others' elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, AdamW { parameters, update }) }
+    }
+
+    /// `out = from`, rounded to the activation type.
+    pub(in crate::gpu) fn launch_round(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, P::Activation>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "round";
+        exactly(KERNEL, "from", &from, out.elements)?;
+        // SAFETY: both have as many elements, of the types that are rounded to and from.
+        unsafe { self.round(stream, KERNEL, out.address(), from.address(), out.elements) }
     }
 
     /// `out = from`, rounded to the activation type, for `kernel`.

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, ordered_groups, row_stride, row_stride_mut};
-use crate::backend::{Element, Output};
+use crate::backend::{Element, OrderedProducts, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, DeviceProperties, Driver, ElementKind, Launch};
@@ -184,9 +184,33 @@ impl Plan {
     }
 }
 
+impl<D: Driver, P: Precision> OrderedProducts for Gpu<D, P> {
+    fn ordered_matmul(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `out[m, n] (+)= a[m, k] weight[n, k]^T`
-    pub(in crate::gpu) fn launch_ordered_product<T: Element>(
+    fn launch_ordered_product<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, T>,

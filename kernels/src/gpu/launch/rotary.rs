@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{blocks, sequences32, size32};
 use super::{KernelName, exactly, row_stride_mut};
-use crate::backend::RotaryInputs;
+use crate::backend::{Rotary, RotaryInputs};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -19,7 +19,7 @@ const THREADS: usize = 128;
 /// `Rotary` of rotary.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Rotary {
+struct Arguments {
     rows: Address,
     table: Address,
     starts: Address,
@@ -34,9 +34,8 @@ struct Rotary {
     unused: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Queries and keys, turned in place.
-    pub(in crate::gpu) fn launch_rotary_forward(
+impl<D: Driver, P: Precision> Rotary for Gpu<D, P> {
+    fn rotary_forward(
         &self,
         stream: &mut GpuStream<D>,
         qk: MatrixMut<'_, Self, P::Activation>,
@@ -52,8 +51,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch_rotary(stream, KERNEL, rows, pairs, inputs, shape) }
     }
 
-    /// The gradients of q, k and v as attention leaves them, in place.
-    pub(in crate::gpu) fn launch_rotary_backward(
+    fn rotary_backward(
         &self,
         stream: &mut GpuStream<D>,
         dqkv: MatrixMut<'_, Self, P::Activation>,
@@ -67,7 +65,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the rows were checked, and a thread has the same pair of all heads of a row.
         unsafe { self.launch_rotary(stream, KERNEL, rows, shape.head_width() / 2, inputs, shape) }
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// A thread for each of `pairs` pairs of each row.
     ///
     /// # Safety
@@ -91,7 +91,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         let [_, positions, row_count] = sequences32(kernel, sequences)?;
         let limit = inputs.table.elements / shape.head_width();
-        let arguments = Rotary {
+        let arguments = Arguments {
             rows,
             table: inputs.table.address(),
             starts: inputs.starts.address(),

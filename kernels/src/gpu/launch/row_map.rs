@@ -6,14 +6,14 @@ use bytemuck::{Pod, Zeroable};
 use super::partial_sums::Runs;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{Element, Gelu};
+use crate::backend::{Bias, Clamp, Element, Gelu};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{BIAS, GELU, Source};
 use crate::gpu::{Gpu, GpuStream};
-use crate::shape::GrainRows;
+use crate::shape::{GrainRows, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 const THREADS: u32 = 256;
@@ -59,7 +59,7 @@ struct BiasBackward {
 
 /// A kernel, and its variants for wide loads and for single ones.
 pub(in crate::gpu) struct Map {
-    pub(in crate::gpu) kernel: KernelName,
+    kernel: KernelName,
     source: &'static Source,
     wide: KernelName,
     single: KernelName,
@@ -81,9 +81,9 @@ pub(in crate::gpu) const ADD_BIAS: Map = map!("add_bias", BIAS, "add_bias");
 /// `out += bias` of fp32.
 pub(in crate::gpu) const ADD_BIAS_F32: Map = map!("add_bias_f32", BIAS, "add_bias_f32");
 /// `out` is x within a limit.
-pub(in crate::gpu) const CLAMP: Map = map!("clamp", BIAS, "clamp");
+const CLAMP: Map = map!("clamp", BIAS, "clamp");
 /// `out` is zero where x is beyond a limit.
-pub(in crate::gpu) const CLAMP_BACKWARD: Map = map!("clamp_backward", BIAS, "clamp_backward");
+const CLAMP_BACKWARD: Map = map!("clamp_backward", BIAS, "clamp_backward");
 
 /// `out = gelu(x + bias)`
 pub(in crate::gpu) fn gelu_forward(gelu: Gelu) -> Map {
@@ -99,6 +99,13 @@ pub(in crate::gpu) struct MapInputs<'a, D: Driver, P: Precision, T: Element> {
     pub(in crate::gpu) dout: Option<Matrix<'a, Gpu<D, P>, T>>,
     pub(in crate::gpu) bias: Option<Slice<'a, Gpu<D, P>, f32>>,
     pub(in crate::gpu) limit: f32,
+}
+
+impl<'a, D: Driver, P: Precision, T: Element> MapInputs<'a, D, P, T> {
+    /// The output and a bias.
+    pub(in crate::gpu) fn of_bias(bias: Slice<'a, Gpu<D, P>, f32>) -> Self {
+        Self { x: None, dout: None, bias: Some(bias), limit: 0.0 }
+    }
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -153,9 +160,28 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: all operands were checked against the output's rows and columns; the kernel is one of elements of type `T`.
         unsafe { self.launch(stream, map.source, name, launch, arguments) }
     }
+}
 
-    /// Partial sums over runs of rows, then those of grains.
-    pub(in crate::gpu) fn launch_bias_backward(
+impl<D: Driver, P: Precision> Bias for Gpu<D, P> {
+    fn add_bias(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.launch_row_map(stream, &ADD_BIAS, out, MapInputs::of_bias(bias))
+    }
+
+    fn add_bias_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.launch_row_map(stream, &ADD_BIAS_F32, out, MapInputs::of_bias(bias))
+    }
+
+    fn bias_backward(
         &self,
         stream: &mut GpuStream<D>,
         dbias: SliceMut<'_, Self, f32>,
@@ -194,5 +220,31 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &BIAS, name, launch, arguments) }?;
         // SAFETY: `dbias` holds every grain's; `runs` partial sums were just formed.
         unsafe { self.launch_sum_partials(stream, KERNEL, &sums) }
+    }
+}
+
+impl<D: Driver, P: Precision> Clamp for Gpu<D, P> {
+    fn clamp(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        limit: f32,
+    ) -> Result<()> {
+        check_limit(CLAMP.kernel, limit)?;
+        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
+        self.launch_row_map(stream, &CLAMP, out, inputs)
+    }
+
+    fn clamp_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dx: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        limit: f32,
+    ) -> Result<()> {
+        check_limit(CLAMP_BACKWARD.kernel, limit)?;
+        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
+        self.launch_row_map(stream, &CLAMP_BACKWARD, dx, inputs)
     }
 }

@@ -8,7 +8,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::ScanInputs;
+use crate::backend::{
+    PieceState, ScanGradients, ScanInputs, ScanSaved, ScanStepInputs, SelectiveScan,
+};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
@@ -310,75 +312,49 @@ pub(super) fn packed_bytes(shape: ScanShape) -> usize {
     packed_rows(shape) * 2 * shape.states() * size_of::<f32>()
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Whether so many channels and states are scanned by the kernels for sixteen states.
-    pub(in crate::gpu) fn is_scan_of_sixteen(&self, channels: usize, states: usize) -> bool {
-        let device = self.driver().properties();
-        let activation_bytes = size_of::<P::Activation>();
-        let most = forward_shared_bytes(device.warp, activation_bytes)
-            .max(backward_shared_bytes(device.warp, activation_bytes));
-        states == 16
-            && channels.is_multiple_of(BLOCK_CHANNELS)
-            && most <= device.shared_bytes_per_block
-    }
-
-    pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
-        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
-        let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
-        let is_scan_of_sixteen = self.is_scan_of_sixteen(channels, states);
-        Ok(Plan {
-            kernel,
-            shape,
-            way: if is_scan_of_sixteen { Way::Sixteen } else { Way::Any },
-            samples,
-            positions,
-            channels: count(kernel, "channels", channels)?,
-            states: count(kernel, "states", states)?,
-            lanes: states.next_power_of_two().clamp(LANES[0], LANES[1]) as u32,
-        })
-    }
-
-    pub(in crate::gpu) fn scan_saved_elements(&self, shape: ScanShape) -> usize {
+impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
         Saved::elements(shape, size_of::<P::Activation>())
     }
 
-    /// B and C as the kernels for sixteen states read them, and where `cut` keeps count of its turns, in the first scratch
-    /// slot.
-    pub(super) fn pack_bc(
-        &self,
-        stream: &mut GpuStream<D>,
-        bc: Rows,
-        plan: &Plan,
-        cut: Cut,
-    ) -> Result<(Address, Turns)> {
-        if plan.way == Way::Any {
-            return Ok((Address::NULL, Turns::NONE));
-        }
-        let rows = packed_rows(plan.shape);
-        let bytes = packed_bytes(plan.shape);
-        let word_count = 1 + cut.chains;
-        let word_bytes = word_count * size_of::<u32>();
-        let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;
-        let words = packed.offset(bytes);
-        let Plan { kernel, samples, positions, .. } = *plan;
-        let arguments = PackArguments {
-            packed,
-            words,
-            bc,
-            samples,
-            positions,
-            word_count: count(kernel, "chains", word_count)?,
-            unused: 0,
-        };
-        let items = (rows * plan.shape.states() / 2).max(word_count);
-        // SAFETY: bc was checked by `CheckedRows`, and the scratch memory holds it packed, and the words.
-        unsafe {
-            self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)
-        }?;
-        Ok((packed, cut.turns(plan.kernel, words)?))
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
+        self.scan_backward_scratch(shape)
     }
 
-    pub(in crate::gpu) fn launch_selective_scan_forward(
+    fn selective_scan_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradients: ScanGradients<'_, Self>,
+        saved: ScanSaved<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_backward(stream, gradients, saved, shape)
+    }
+
+    fn selective_scan_piece(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        piece: PieceState<'_, Self>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_piece(stream, &out, &piece, &inputs, shape)
+    }
+
+    fn selective_scan_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        delta_raw: MatrixMut<'_, Self, P::Activation>,
+        inputs: ScanStepInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_step(stream, out, state, delta_raw, inputs, shape)
+    }
+
+    fn selective_scan_forward(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
@@ -387,7 +363,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: ScanShape,
     ) -> Result<()> {
         let plan = self.scan_plan("selective_scan_forward", shape)?;
-        exactly_mut(plan.kernel, "saved", &saved, self.scan_saved_elements(shape))?;
+        exactly_mut(plan.kernel, "saved", &saved, self.selective_scan_saved_elements(shape))?;
         let mut rows = CheckedRows::new(plan);
         let out = rows.write("out", &out)?;
         let beginnings =
@@ -429,5 +405,70 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = plan.launch(cut.forward_blocks(room), shared_bytes)?;
         // SAFETY: as above; B and C were packed, and turns counted, for this shape.
         unsafe { self.launch(stream, source, name, launch, arguments) }
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Whether so many channels and states are scanned by the kernels for sixteen states.
+    pub(in crate::gpu) fn is_scan_of_sixteen(&self, channels: usize, states: usize) -> bool {
+        let device = self.driver().properties();
+        let activation_bytes = size_of::<P::Activation>();
+        let most = forward_shared_bytes(device.warp, activation_bytes)
+            .max(backward_shared_bytes(device.warp, activation_bytes));
+        states == 16
+            && channels.is_multiple_of(BLOCK_CHANNELS)
+            && most <= device.shared_bytes_per_block
+    }
+
+    pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
+        let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
+        let is_scan_of_sixteen = self.is_scan_of_sixteen(channels, states);
+        Ok(Plan {
+            kernel,
+            shape,
+            way: if is_scan_of_sixteen { Way::Sixteen } else { Way::Any },
+            samples,
+            positions,
+            channels: count(kernel, "channels", channels)?,
+            states: count(kernel, "states", states)?,
+            lanes: states.next_power_of_two().clamp(LANES[0], LANES[1]) as u32,
+        })
+    }
+
+    /// B and C as the kernels for sixteen states read them, and where `cut` keeps count of its turns, in the first scratch
+    /// slot.
+    pub(super) fn pack_bc(
+        &self,
+        stream: &mut GpuStream<D>,
+        bc: Rows,
+        plan: &Plan,
+        cut: Cut,
+    ) -> Result<(Address, Turns)> {
+        if plan.way == Way::Any {
+            return Ok((Address::NULL, Turns::NONE));
+        }
+        let rows = packed_rows(plan.shape);
+        let bytes = packed_bytes(plan.shape);
+        let word_count = 1 + cut.chains;
+        let word_bytes = word_count * size_of::<u32>();
+        let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;
+        let words = packed.offset(bytes);
+        let Plan { kernel, samples, positions, .. } = *plan;
+        let arguments = PackArguments {
+            packed,
+            words,
+            bc,
+            samples,
+            positions,
+            word_count: count(kernel, "chains", word_count)?,
+            unused: 0,
+        };
+        let items = (rows * plan.shape.states() / 2).max(word_count);
+        // SAFETY: bc was checked by `CheckedRows`, and the scratch memory holds it packed, and the words.
+        unsafe {
+            self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)
+        }?;
+        Ok((packed, cut.turns(plan.kernel, words)?))
     }
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::{ScanGradients, ScanInputs};
+use crate::backend::{ScanGradients, ScanSaved, SelectiveScan};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -18,7 +18,6 @@ use crate::gpu::source::{
 };
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ScanShape;
-use crate::view::{Matrix, MatrixMut, Slice};
 
 /// `ScanBackwardArguments` of `scan.h`.
 #[repr(C)]
@@ -102,21 +101,17 @@ fn backward_any_shared_bytes(warp: u32) -> usize {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// But for what blocks of a cut sequence hand to each other.
-    pub(in crate::gpu) fn scan_backward_scratch(&self, shape: ScanShape) -> usize {
+    pub(super) fn scan_backward_scratch(&self, shape: ScanShape) -> usize {
         let (dbc, parameters) = partial_bytes(shape);
         let is_packed = self.is_scan_of_sixteen(shape.channels(), shape.states());
         dbc + parameters + if is_packed { packed_bytes(shape) } else { 0 }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(in crate::gpu) fn launch_selective_scan_backward(
+    pub(super) fn launch_selective_scan_backward(
         &self,
         stream: &mut GpuStream<D>,
         gradients: ScanGradients<'_, Self>,
-        regated: Option<MatrixMut<'_, Self, P::Activation>>,
-        dout: Matrix<'_, Self, P::Activation>,
-        inputs: ScanInputs<'_, Self>,
-        saved: Slice<'_, Self, f32>,
+        ScanSaved { dout, inputs, saved }: ScanSaved<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
         let plan = self.scan_plan("selective_scan_backward", shape)?;
@@ -126,12 +121,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly_mut(kernel, "da_log", &gradients.da_log, grains * channels * states)?;
         exactly_mut(kernel, "dd", &gradients.dd, grains * channels)?;
         exactly_mut(kernel, "ddelta_bias", &gradients.ddelta_bias, grains * channels)?;
-        exactly(kernel, "saved", &saved, self.scan_saved_elements(shape))?;
+        exactly(kernel, "saved", &saved, self.selective_scan_saved_elements(shape))?;
         let dbc = rows.write_dbc(&gradients.dbc)?;
         let ddelta_raw = rows.write("ddelta_raw", &gradients.ddelta_raw)?;
         let dx = rows.write("dx", &gradients.dx)?;
         let dz = rows.write("dz", &gradients.dz)?;
-        let regated = match &regated {
+        let regated = match &gradients.regated {
             Some(regated) => rows.write("regated", regated)?,
             None => Rows::NONE,
         };

@@ -4,20 +4,20 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::ScanInputs;
-use crate::error::{KernelError, Result};
+use crate::backend::{PieceState, ScanInputs};
+use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
+use crate::gpu::launch::check_piece;
 use crate::gpu::launch::scan::{
     ALIGNMENT, BLOCK_CHANNELS, CheckedRows, FORWARD_ANY_SHARED_BYTES, Plan, Rows, SCAN_THREADS,
     Way, forward_shared_bytes,
 };
-use crate::gpu::launch::{exactly, exactly_mut};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{SCAN_ANY, SCAN_PIECE, SCAN_STEP};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::ScanShape;
-use crate::view::{MatrixMut, Slice, SliceMut};
+use crate::view::MatrixMut;
 
 /// Lanes of a channel of `scan_step`.
 const STEP_LANES: usize = 4;
@@ -54,29 +54,23 @@ impl Piece {
     pub(super) fn new<D: Driver, P: Precision>(
         plan: &Plan,
         out: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
-        state: &SliceMut<'_, Gpu<D, P>, f32>,
-        lengths: Option<Slice<'_, Gpu<D, P>, u32>>,
+        piece: &PieceState<'_, Gpu<D, P>>,
         inputs: &ScanInputs<'_, Gpu<D, P>>,
     ) -> Result<Self> {
         let (kernel, shape) = (plan.kernel, plan.shape);
-        if inputs.starts.is_some() {
-            return Err(KernelError::shape(kernel, "starts", "none in a piece", "some"));
-        }
         let samples = shape.sequences().samples();
-        exactly_mut(kernel, "state", state, samples * shape.channels() * shape.states())?;
-        if let Some(lengths) = &lengths {
-            exactly(kernel, "lengths", lengths, samples)?;
-        }
+        let held = samples * shape.channels() * shape.states();
+        check_piece(kernel, piece, inputs.starts.is_some(), [samples, held])?;
         let mut rows = CheckedRows::new(*plan);
         let out = rows.write("out", out)?;
         let inputs = rows.inputs(inputs)?;
-        let wide = [state.address(), inputs.a_log]
+        let wide = [piece.state.address(), inputs.a_log]
             .iter()
             .all(|address| address.0.is_multiple_of(ALIGNMENT as u64));
         let arguments = Arguments {
             out,
-            state: state.address(),
-            lengths: lengths.address(),
+            state: piece.state.address(),
+            lengths: piece.lengths.address(),
             delta_raw: inputs.delta_raw,
             x: inputs.x,
             z: inputs.z,
@@ -101,19 +95,18 @@ pub(super) fn step_blocks(plan: &Plan) -> usize {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(in crate::gpu) fn launch_selective_scan_piece(
+    pub(super) fn launch_selective_scan_piece(
         &self,
         stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        lengths: Option<Slice<'_, Self, u32>>,
-        inputs: ScanInputs<'_, Self>,
+        out: &MatrixMut<'_, Self, P::Activation>,
+        piece: &PieceState<'_, Self>,
+        inputs: &ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
         let plan = self.scan_plan("selective_scan_piece", shape)?;
         let (samples, channels) = (shape.sequences().samples(), shape.channels());
-        let is_step = plan.positions == 1 && lengths.is_none();
-        let Piece { arguments, aligned } = Piece::new(&plan, &out, &state, lengths, &inputs)?;
+        let is_step = plan.positions == 1 && piece.lengths.is_none();
+        let Piece { arguments, aligned } = Piece::new(&plan, out, piece, inputs)?;
         let (source, name, blocks, shared_bytes) = match (plan.way, is_step) {
             (Way::Sixteen, true) => (&SCAN_STEP, "scan_step", step_blocks(&plan), 0),
             (Way::Sixteen, false) => {

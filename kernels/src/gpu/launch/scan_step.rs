@@ -8,7 +8,7 @@ use super::scan::Way;
 use super::scan_piece::{self, Piece, step_blocks};
 use super::sizes::{Access, WIDE_BYTES, size32, stride_bytes};
 use super::{KernelName, row_stride};
-use crate::backend::{Backend, Output, ScanStepInputs, SelectiveScan, check_one_position};
+use crate::backend::{OrderedProducts, Output, PieceState, ScanStepInputs, check_one_position};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind};
@@ -39,7 +39,7 @@ struct Arguments {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(in crate::gpu) fn launch_selective_scan_step(
+    pub(super) fn launch_selective_scan_step(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
@@ -67,14 +67,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             && access == Access::Wide
             && terms.is_multiple_of(CHUNK)
             && (1..=MOST_TERMS).contains(&terms);
+        let piece = PieceState { state, lengths: None };
         if !forms_steps {
             self.ordered_matmul(stream, delta_raw.reborrow(), low, weight, Output::Overwrite)?;
             let inputs = inputs.with(delta_raw.as_matrix());
-            return self.selective_scan_piece(stream, out, state, None, inputs, shape);
+            return self.launch_selective_scan_piece(stream, &out, &piece, &inputs, shape);
         }
         let inputs = inputs.with(delta_raw.as_matrix());
         let arguments = Arguments {
-            scan: Piece::new(&plan, &out, &state, None, &inputs)?.arguments,
+            scan: Piece::new(&plan, &out, &piece, &inputs)?.arguments,
             low: low.address(),
             weight: weight.address(),
             low_stride,

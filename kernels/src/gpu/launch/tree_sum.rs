@@ -4,7 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::exactly;
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use crate::backend::{MOST_TREE_TERMS, TermValues, TreeSum as TreeSumOf, TreeTerm, check_tree};
+use crate::backend::{
+    self, MOST_TREE_TERMS, TermValues, TreeSum as TreeSumOf, TreeTerm, check_tree,
+};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -108,14 +110,9 @@ fn prepared<D: Driver, P: Precision>(sum: &TreeSumOf<'_, Gpu<D, P>>) -> Result<P
     Ok(Prepared { arguments, kernel: access.choose(wide, single), tiles })
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Each sum along the tree of its terms. Neighbours that take the same kernel share launches.
-    pub(in crate::gpu) fn launch_tree_sums(
-        &self,
-        stream: &mut GpuStream<D>,
-        sums: Vec<TreeSumOf<'_, Self>>,
-    ) -> Result<()> {
-        // All sums are checked before any is written.
+impl<D: Driver, P: Precision> backend::TreeSums for Gpu<D, P> {
+    fn tree_sums(&self, stream: &mut GpuStream<D>, sums: Vec<TreeSumOf<'_, Self>>) -> Result<()> {
+        // All are checked before any is written.
         let sums = sums.into_iter().map(|sum| Ok((prepared(&sum)?, sum)));
         let mut together: Vec<Prepared> = Vec::new();
         for (prepared, TreeSumOf { out, terms }) in sums.collect::<Result<Vec<_>>>()? {
@@ -134,7 +131,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         self.launch_together(stream, &together)
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     fn launch_together(&self, stream: &mut GpuStream<D>, together: &[Prepared]) -> Result<()> {
         let tiles = together.iter().map(|sum| sum.tiles).sum::<usize>();
         let Some(Prepared { kernel, .. }) = together.first().filter(|_| tiles > 0) else {

@@ -1,6 +1,9 @@
 //! Causal attention, as a transformer block of the size's width calls it.
 
-use tidemill_kernels::backend::{AttentionInputs, NormGradient, NormInput, RotaryInputs};
+use tidemill_kernels::backend::{
+    AttentionInputs, AttentionSaved, NormGradient, NormGradients, NormInput, NormInputs, NormSaved,
+    RotaryInputs,
+};
 use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
@@ -72,10 +75,12 @@ fn measure<B: Backend>(
         backend.attention_backward(
             stream,
             SliceMut::all(&mut dqkv).matrix(rows, 3 * width)?,
-            Slice::all(&dout).matrix(rows, width)?,
-            Slice::all(&out).matrix(rows, width)?,
-            Slice::all(&log_sum_exp),
-            inputs()?,
+            AttentionSaved {
+                dout: Slice::all(&dout).matrix(rows, width)?,
+                inputs: inputs()?,
+                out: Slice::all(&out).matrix(rows, width)?,
+                log_sum_exp: Slice::all(&log_sum_exp),
+            },
             shape,
         )
     })?;
@@ -144,19 +149,19 @@ pub(super) fn rms_norm_heads<B: Backend>(bench: &mut Bench<'_, B>, size: Sequenc
     let forward = bench.milliseconds(|backend, stream| {
         let y = SliceMut::all(&mut y).matrix(rows, columns)?;
         let reciprocal_rms = SliceMut::all(&mut reciprocal_rms);
-        backend.rms_norm_forward(stream, y, reciprocal_rms, input()?, Slice::all(&weight), shape)
+        let inputs = NormInputs { x: input()?, weight: Slice::all(&weight), bias: None };
+        backend.norm_forward(stream, y, reciprocal_rms, inputs, shape)
     })?;
     let backward = bench.milliseconds(|backend, stream| {
         let gradient = SliceMut::all(&mut gradient).matrix(rows, columns)?;
-        backend.rms_norm_backward(
-            stream,
-            NormGradient::InPlace(gradient),
-            SliceMut::all(&mut dweight),
-            input()?,
-            Slice::all(&reciprocal_rms),
-            Slice::all(&weight),
-            shape,
-        )
+        let gradients = NormGradients {
+            x: NormGradient::InPlace(gradient),
+            dweight: SliceMut::all(&mut dweight),
+            dbias: None,
+        };
+        let (statistics, weight) = (Slice::all(&reciprocal_rms), Slice::all(&weight));
+        let saved = NormSaved { x: input()?, statistics, weight };
+        backend.norm_backward(stream, gradients, saved, shape)
     })?;
     let line = |direction, arrays: usize, milliseconds| Measurement {
         kernel: "rms_norm_heads",

@@ -1,7 +1,8 @@
 //! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
 
 use tidemill_kernels::backend::{
-    AdamWStep, LionStep, LogitGradient, NormGradient, NormInput, Output,
+    AdamWStep, LionStep, LogitGradient, NormGradient, NormGradients, NormInput, NormInputs,
+    NormSaved, Output,
 };
 use tidemill_kernels::master::remainder_elements;
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
@@ -53,22 +54,22 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
         let y = SliceMut::all(&mut y).matrix(rows, d)?;
         let x = NormInput::Residual(Slice::all(&x).matrix(rows, d)?);
         let reciprocal_rms = SliceMut::all(&mut reciprocal_rms);
-        backend.rms_norm_forward(stream, y, reciprocal_rms, x, Slice::all(&weight), shape)
+        let inputs = NormInputs { x, weight: Slice::all(&weight), bias: None };
+        backend.norm_forward(stream, y, reciprocal_rms, inputs, shape)
     })?;
     let backward = bench.milliseconds(|backend, stream| {
-        backend.rms_norm_backward(
-            stream,
-            NormGradient::Residual {
+        let gradients = NormGradients {
+            x: NormGradient::Residual {
                 dx: SliceMut::all(&mut dx).matrix(rows, d)?,
                 rounded: Some(SliceMut::all(&mut rounded).matrix(rows, d)?),
                 dy: Slice::all(&dy).matrix(rows, d)?,
             },
-            SliceMut::all(&mut dweight),
-            NormInput::Residual(Slice::all(&x).matrix(rows, d)?),
-            Slice::all(&reciprocal_rms),
-            Slice::all(&weight),
-            shape,
-        )
+            dweight: SliceMut::all(&mut dweight),
+            dbias: None,
+        };
+        let x = NormInput::Residual(Slice::all(&x).matrix(rows, d)?);
+        let (statistics, weight) = (Slice::all(&reciprocal_rms), Slice::all(&weight));
+        backend.norm_backward(stream, gradients, NormSaved { x, statistics, weight }, shape)
     })?;
     Ok(norm_lines("rms_norm", [rows, d], bench.activation_bytes(), [forward, backward]))
 }
@@ -91,7 +92,7 @@ pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSiz
         let x = NormInput::Residual(Slice::all(&residual).matrix(rows, d)?);
         let (weight, bias) = (Slice::all(&weight), Some(Slice::all(&bias)));
         let statistics = SliceMut::all(&mut statistics);
-        backend.layer_norm_forward(stream, y, statistics, x, weight, bias, shape)
+        backend.norm_forward(stream, y, statistics, NormInputs { x, weight, bias }, shape)
     })?;
     let backward = bench.milliseconds(|backend, stream| {
         let dx = SliceMut::all(&mut grad_residual).matrix(rows, d)?;
@@ -101,7 +102,8 @@ pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSiz
         let gradient = NormGradient::Residual { dx, rounded, dy };
         let (dweight, dbias) = (SliceMut::all(&mut dweight), Some(SliceMut::all(&mut dbias)));
         let (statistics, weight) = (Slice::all(&statistics), Slice::all(&weight));
-        backend.layer_norm_backward(stream, gradient, dweight, dbias, x, statistics, weight, shape)
+        let gradients = NormGradients { x: gradient, dweight, dbias };
+        backend.norm_backward(stream, gradients, NormSaved { x, statistics, weight }, shape)
     })?;
     Ok(norm_lines("layer_norm", [rows, d], bench.activation_bytes(), [forward, backward]))
 }
@@ -190,8 +192,7 @@ pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Me
         backend.adamw(
             stream,
             SliceMut::all(&mut parameters),
-            SliceMut::all(&mut exp_avg),
-            SliceMut::all(&mut exp_avg_sq),
+            [SliceMut::all(&mut exp_avg), SliceMut::all(&mut exp_avg_sq)],
             Slice::all(&gradient),
             FIRST_STEP,
         )
@@ -212,8 +213,7 @@ pub(super) fn adamw_master<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize
         backend.adamw_master(
             stream,
             MasterMut::new(SliceMut::all(&mut rounded), SliceMut::all(&mut remainder))?,
-            SliceMut::all(&mut exp_avg),
-            SliceMut::all(&mut exp_avg_sq),
+            [SliceMut::all(&mut exp_avg), SliceMut::all(&mut exp_avg_sq)],
             Slice::all(&gradient),
             FIRST_STEP,
         )

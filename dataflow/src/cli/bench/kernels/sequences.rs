@@ -1,6 +1,6 @@
 //! Kernels over sequences: the selective scan and the causal convolution, as a Mamba block calls them.
 
-use tidemill_kernels::backend::{ConvInputs, ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{ConvGradients, ConvInputs, ScanGradients, ScanInputs, ScanSaved};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, MatrixMut, Slice, SliceMut};
 
@@ -126,11 +126,11 @@ fn scan<B: Backend>(
             da_log: SliceMut::all(&mut da_log),
             dd: SliceMut::all(&mut dd),
             ddelta_bias: SliceMut::all(&mut ddelta_bias),
+            regated: Some(SliceMut::all(&mut out).matrix(rows, inner)?),
         };
-        let regated = Some(SliceMut::all(&mut out).matrix(rows, inner)?);
         let dout = Slice::all(&dout).matrix(rows, inner)?;
-        let saved = Slice::all(&saved);
-        backend.selective_scan_backward(stream, gradients, regated, dout, inputs()?, saved, shape)
+        let saved = ScanSaved { dout, inputs: inputs()?, saved: Slice::all(&saved) };
+        backend.selective_scan_backward(stream, gradients, saved, shape)
     })?;
     let activation = bench.activation_bytes();
     let (wide, narrow) = ((rows * inner) as f64, (rows * 2 * states) as f64);
@@ -191,9 +191,11 @@ fn convolution<B: Backend>(
         let dxz: MatrixMut<'_, B, _> = SliceMut::all(&mut dxz).matrix(rows, 2 * inner)?;
         backend.causal_conv1d_silu_backward(
             stream,
-            dxz.columns(0, inner)?,
-            SliceMut::all(&mut dweight),
-            Some(SliceMut::all(&mut dbias)),
+            ConvGradients {
+                dx: dxz.columns(0, inner)?,
+                dweight: SliceMut::all(&mut dweight),
+                dbias: Some(SliceMut::all(&mut dbias)),
+            },
             Slice::all(&dout).matrix(rows, inner)?,
             inputs()?,
             shape,
