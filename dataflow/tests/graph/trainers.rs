@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tidemill::cluster::{
     Abort, ClusterError, ClusterSettings, ExitClass, Failure, WorkerContext, execute,
@@ -75,7 +76,10 @@ fn run_each(
     plan.trainers = Trainers::these(trainers.iter().copied()).unwrap();
     plan.checkpoints = CheckpointCuts::Never;
     let plan = Arc::new(plan);
-    execute(ClusterSettings::threads(2), move |context: &mut WorkerContext<'_>| {
+    // What would wait without end fails.
+    let step_deadline = Some(Duration::from_secs(5));
+    let settings = ClusterSettings { step_deadline, ..ClusterSettings::threads(2) };
+    execute(settings, move |context: &mut WorkerContext<'_>| {
         let model = Arc::new(Bigram::new());
         let parts = WorkerParts { backend: bigram().backend, abort: context.abort().clone() };
         context.dataflow::<u64, _, _>(|scope| build(scope, &model, &plan, &parts));
