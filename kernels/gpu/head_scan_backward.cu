@@ -42,14 +42,32 @@ struct Shared {
 
 DEVICE void put_dy(const SplitChannels& dy, const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk) {
     const HeadScanInputs& in = arguments.in;
-    for_each_four<LENGTH, CHANNELS, CHUNK_THREADS>([&](u32 i, u32 column) {
-        const u32 row = chunk.row + i, columns = i < chunk.count ? my.channels : 0;
-        const float* const dout = arguments.dout + (row * arguments.dout_stride + my.channel);
-        const float4 gradient = four_of(dout, column, columns, in.wide != 0);
-        const float4 z = four_of(place(in.z, row, my.channel), column, columns, in.wide != 0);
-        dy.put_pair(i, column, gradient.x * silu(z.x), gradient.y * silu(z.y));
-        dy.put_pair(i, column + 2, gradient.z * silu(z.z), gradient.w * silu(z.w));
-    });
+    constexpr u32 FOURS = CHANNELS / 4, STEP = CHUNK_THREADS / FOURS, STEPS = LENGTH / STEP;
+    static_assert(CHUNK_THREADS % FOURS == 0 && LENGTH % STEP == 0, "a thread has whole rows' steps of one column");
+    const u32 first = threadIdx.x / FOURS, column = threadIdx.x % FOURS * 4;
+    float4 gradient[STEPS], z[STEPS];
+    // All are on their way before the first is waited for.
+    const auto load = [&](bool wide) {
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            const u32 i = first + step * STEP, row = chunk.row + i, columns = i < chunk.count ? my.channels : 0;
+            const float* const dout = arguments.dout + (row * arguments.dout_stride + my.channel);
+            gradient[step] = four_of(dout, column, columns, wide);
+            z[step] = four_of(place(in.z, row, my.channel), column, columns, wide);
+        }
+    };
+    if (in.wide != 0) {
+        load(true);
+    } else {
+        load(false);
+    }
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        const u32 i = first + step * STEP;
+        const float4 dout = gradient[step], gate = z[step];
+        dy.put_pair(i, column, dout.x * silu(gate.x), dout.y * silu(gate.y));
+        dy.put_pair(i, column + 2, dout.z * silu(gate.z), dout.w * silu(gate.w));
+    }
 }
 
 // The states that are formed at once of a head's part of dC or of dB.
@@ -157,13 +175,13 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
             if (position >= chunk.count) return;
             const u32 row = chunk.row + position;
             const bool wide = in.wide != 0;
-            const activation* const of_z = place(in.z, row, my.channel);
-            const float* const of_dout = arguments.dout + (row * arguments.dout_stride + my.channel);
+            RowPairs<OUT_TILES> of_z(place(in.z, row, my.channel), first, my.channels, wide);
+            RowPairs<OUT_TILES> of_dout(arguments.dout + (row * arguments.dout_stride + my.channel), first, my.channels, wide);
             activation* const to = place(arguments.dz, row, my.channel);
             for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
                 const u32 channel = first + column;
                 if (channel >= my.channels) return;
-                const Pack<2> z = two_of(of_z, channel, my.channels, wide), dout = two_of(of_dout, channel, my.channels, wide);
+                const Pack<2> z = of_z.at(tile, i), dout = of_dout.at(tile, i);
                 const Pack<2> of_x = load_pack<2>(x.at(position, channel));
                 float dz[2];
 #pragma unroll
@@ -236,26 +254,6 @@ DEVICE void put_pair_sums(float* sums, float* of_rows, const Accumulator& produc
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
         if (first_tile_column() == 0) of_rows[tile_row(slot)] = behind[slot];
     }
-}
-
-// Sums over COUNT neighbouring lanes: of those before the lane, of those from it on, and of all.
-struct LaneSums {
-    float before, from, all;
-};
-template <u32 COUNT>
-DEVICE LaneSums lane_sums(float value) {
-    LaneSums sums = {0.0f, value, value};
-#pragma unroll
-    for (u32 mask = 1; mask < COUNT; mask *= 2) {
-        const float others = shuffle_xor(sums.all, mask);
-        if (threadIdx.x & mask) {
-            sums.before += others;
-        } else {
-            sums.from += others;
-        }
-        sums.all += others;
-    }
-    return sums;
 }
 
 // The first sum of q of position t: the pairs of which its tile is the later, or stands between, or is the earlier.

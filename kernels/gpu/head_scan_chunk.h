@@ -268,6 +268,26 @@ DEVICE void add_mixed(Accumulator (&out)[COUNT], Weights weights, const Values& 
     }
 }
 
+// Sums over COUNT neighbouring lanes: of those before the lane, of those from it on, and of all.
+struct LaneSums {
+    float before, from, all;
+};
+template <u32 COUNT>
+DEVICE LaneSums lane_sums(float value) {
+    LaneSums sums = {0.0f, value, value};
+#pragma unroll
+    for (u32 mask = 1; mask < COUNT; mask *= 2) {
+        const float others = shuffle_xor(sums.all, mask);
+        if (threadIdx.x & mask) {
+            sums.before += others;
+        } else {
+            sums.from += others;
+        }
+        sums.all += others;
+    }
+    return sums;
+}
+
 // --- states -------------------------------------------------------------------------------------------------
 
 // A warp's share: whole rows of states of some channels, or a part of those of sixteen channels.
@@ -412,3 +432,25 @@ DEVICE void for_each_pair(u32 slot, Body body) {
         }
     }
 }
+
+// A lane's pairs of elements of a row of COUNT tiles, all on their way at once: zeros behind `columns`, of which `first` is the lane's
+// first.
+template <u32 COUNT>
+struct RowPairs {
+    static constexpr u32 OF_TILE = HELD / 2 / HELD_ROWS;
+    Pack<2> pairs[COUNT * OF_TILE];
+
+    template <class T>
+    __device__ __forceinline__ RowPairs(const T* row, u32 first, u32 columns, bool wide) {
+        if (wide) {
+            for_each_pair<COUNT>(0, [&](u32 tile, u32 i, u32 column) {
+                at(tile, i) = first + column < columns ? load_pack<2>(row + first + column) : filled<2>(0.0f);
+            });
+        } else {
+            for_each_pair<COUNT>(0, [&](u32 tile, u32 i, u32 column) {
+                at(tile, i) = two_of(row, first + column, columns, false);
+            });
+        }
+    }
+    __device__ __forceinline__ Pack<2>& at(u32 tile, u32 i) { return pairs[tile * OF_TILE + i / (2 * HELD_ROWS)]; }
+};

@@ -50,12 +50,12 @@ DEVICE void chunk_forward(const HeadScanForwardArguments& arguments, Shared& sha
         for_each_row(own, [&](u32 slot, u32 position) {
             if (position >= chunk.count) return;
             const u32 row = chunk.row + position;
-            const activation* const of_z = place(in.z, row, my.channel);
+            RowPairs<OUT_TILES> of_z(place(in.z, row, my.channel), first, my.channels, in.wide != 0);
             float* const to = arguments.out + (row * arguments.out_stride + my.channel);
             for_each_pair<OUT_TILES>(slot, [&](u32 tile, u32 i, u32 column) {
                 const u32 channel = first + column;
                 if (channel >= my.channels) return;
-                const Pack<2> z = two_of(of_z, channel, my.channels, in.wide != 0);
+                const Pack<2> z = of_z.at(tile, i);
                 const Pack<2> of_x = load_pack<2>(x.at(position, channel));
                 float out[2];
 #pragma unroll

@@ -316,8 +316,7 @@ impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
         let beginnings =
             self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = Inputs { beginnings: beginnings.address(), ..checked };
-        let pairs =
-            stream.scratch(self.driver(), ScratchSlot::First, plan.group_pairs_bytes())?;
+        let pairs = stream.scratch(self.driver(), ScratchSlot::First, plan.group_pairs_bytes())?;
         self.head_scan_pairs(stream, &plan, pairs, inputs)?;
         let arguments = ForwardArguments { out, out_stride, pairs, inputs };
         let parts = shape.head_width().div_ceil(plan.sizes.channels);
