@@ -11,6 +11,7 @@
 //! - gives the same bits when it runs again,
 //! - and is not refused by the library when it is to run.
 //! - and runs without a refusal by the library.
+//!
 //! All but the first are tested on made-up numbers before an algorithm is chosen: a few products
 //! for each key, once. The numbers and the rows depend on the product alone, so that peers of one
 //! kind choose alike.
