@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! cargo example quickstart
+//! ```
+//!
 //! It learns to write Rust, byte by byte, from the sources that cargo has already downloaded. It
 //! stops half-way and resumes twice: with one worker and with two. The weights are the same to the
 //! bit.
-//! It learns to write Rust, byte by byte, from the sources that cargo has already downloaded. Half-way
-//! it stops, and goes on twice: with one worker and with two. The weights are the same to the bit.
 //!
 //! `--short` does the same in a fraction of the time (and learns little); `--keep DIR` leaves everything in DIR.
 

@@ -1,6 +1,7 @@
 //! Kills, signals and resumes at other world sizes change no bit, and nothing has to be cleaned in between.
 //!
 //! Moments are drawn with a fixed seed; the state of the processes at that moment varies.
+//!
 //! Seen red: with lines of metrics that are not dropped past the checkpoint, with moments that are not restored, and
 //! with a checkpoint that is written in its final place.
 

@@ -1,5 +1,6 @@
 // Products in the stated order (ordered_product.h) of more than a few rows, by groups of warps that multiply together (group_product.h):
 // 64 rows of `a` a group, and the same columns of `out` for all groups of a block.
+//
 // One warp of the block brings both factors with the copy engine, 64 terms at a time, into a ring of stages. Blocks
 // take one item of work after the other, so that the next item's terms are copied while the results of the last one are
 // stored. A step of an instruction is 16 consecutive terms, whose order inside the step is left to the hardware: this

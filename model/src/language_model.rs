@@ -202,8 +202,7 @@ impl<B: Backend> LanguageModel<B> {
     /// The loss of every row of a microbatch, `[b, t]` in nats: the negative log-probability of its target, 0
     /// where that is ignored.
     ///
-    /// Tokens outside the vocabulary, a microbatch larger than the workspace, or a device that
-    /// fails.
+    /// # Errors
     /// Tokens outside the vocabulary, a microbatch larger than the workspace, or a device that fails.
     pub fn row_losses(
         &self,

@@ -4,13 +4,14 @@
 //! promises of a product that an element's bits depend neither on the number of rows nor on the
 //! place of its row, and that it is rounded once; this holds if the algorithm has these properties.
 //! So the library lists its algorithms in its own order, and the first is taken that
-//! - needs no more workspace than it is given, and leaves k whole,
+//!
 //! - needs no more workspace than it gets, and does not split k,
+//! - gives the bits of 1, 129 and up to 4,096 rows alike, where the product's rows are [free](Rows::Free),
 //! - gives the bits of 1, 2, 3 and up to 8 entries of a [batch](crate::gpu::Batch) alike,
-//! - gives the same bits again,
 //! - gives the same bits when it runs again,
-//! - and is not refused by the library when it is to run.
+//! - rounds each sum once: sums of whole numbers, exact in fp32 in any order, come out correctly rounded, a bias added last,
 //! - and runs without a refusal by the library.
+//!
 //! All but the first are tested on made-up numbers before an algorithm is chosen: a few products
 //! for each key, once. The numbers and the rows depend on the product alone, so that peers of one
 //! kind choose alike.

@@ -256,7 +256,7 @@ fn a_forgotten_copy_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
     let copy =
         "fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));";
-    let barrier = "__syncthreads();  // skip and bias are loaded, and all copies";
+    let barrier = "__syncthreads();  // skip and bias are loaded, and all copies complete";
     for forgotten in [copy, barrier] {
         assert_warps_need::<Bf16>(&[32], "scan_backward.cu", forgotten, scan);
     }

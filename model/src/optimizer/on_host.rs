@@ -10,6 +10,7 @@ use crate::trainable::Device;
 /// back. The numbers are the same on every device; on a GPU the copies make it slow. Parameters are
 /// the fp32 masters, also where products read them in bf16.
 ///
+/// # Errors
 /// An error of `change`, which leaves everything as it was; a device that fails, or lacks the
 /// memory for one more copy of the parameters in these views.
 pub fn on_host<B: Backend>(
