@@ -137,15 +137,15 @@ fn three_kills_and_two_world_sizes_stand_on_the_page() {
         if let Some(&(before, _)) = worlds.last() {
             assert!(started.step as f64 > before, "{lines:?}");
             let killed =
-                format!("killed or failed behind step {}", started.step + started.steps_again);
+                format!("killed or failed after step {}", started.step + started.steps_again);
             assert!(page.contains(&killed), "{killed}");
-            let resumed = format!("resumed behind step {} with {workers} workers", started.step);
+            let resumed = format!("resumed after step {} with {workers} workers", started.step);
             assert!(page.contains(&resumed), "{resumed}");
         }
         worlds.push((started.step as f64, workers as f64));
     }
     assert!(matches!(lines[4], HistoryLine::Ended(ended) if ended.step == STEPS), "{lines:?}");
-    assert!(page.contains(&format!("it ended behind step {STEPS}")));
+    assert!(page.contains(&format!("it ended after step {STEPS}")));
     let is_on = |points: &[(f64, f64)], (step, value): (f64, f64)| {
         let is_near = |point: &(f64, f64)| {
             (point.0 - step).abs() < 0.1 && (point.1 - value).abs() < 1e-3 * value.abs()

@@ -158,7 +158,7 @@ impl Line {
 
 fn write_marks(page: &mut String, run: usize, marks: &[Mark], steps: &Scale) -> fmt::Result {
     let color = run % COLORS;
-    for Mark { step, kind, text } in marks {
+    for Mark { step, kind, again, text } in marks {
         let x = across(steps, *step as f64);
         let (class, sign) = match kind {
             MarkKind::Killed => ("killed", "\u{2715}"),
@@ -166,6 +166,14 @@ fn write_marks(page: &mut String, run: usize, marks: &[Mark], steps: &Scale) -> 
         };
         write!(page, "<g class=\"mark {class} run{run} c{color}\">")?;
         write!(page, "<title>{}</title>", Escaped(text))?;
+        if *again > 0 {
+            let width = across(steps, step.saturating_add(*again) as f64) - x;
+            let height = BOTTOM - TOP;
+            write!(
+                page,
+                "<rect x=\"{x:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height}\" />"
+            )?;
+        }
         write!(page, "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{BOTTOM}\" />")?;
         writeln!(page, "<text x=\"{x:.1}\" y=\"{}\">{sign}</text></g>", TOP - 4.0)?;
     }
@@ -188,8 +196,8 @@ mod tests {
     fn drawn(stroke: Stroke, values: &[f64]) -> String {
         let mut marks = vec![Vec::new(); 10];
         marks[9] = vec![
-            Mark { step: 4, kind: MarkKind::Killed, text: "killed <here>".to_owned() },
-            Mark { step: 2, kind: MarkKind::Resumed, text: "resumed".to_owned() },
+            Mark { step: 4, kind: MarkKind::Killed, again: 0, text: "killed <here>".to_owned() },
+            Mark { step: 2, kind: MarkKind::Resumed, again: 2, text: "resumed".to_owned() },
         ];
         let points = (0..).zip(values).map(|(step, &value)| Point { step, value }).collect();
         let line = |points| Line { run: 9, label: "a & b".to_owned(), points, stroke };
@@ -210,7 +218,9 @@ mod tests {
         assert!(page.contains(&points), "{points}: {page}");
         assert_eq!(page.matches("class=\"mark killed run9 c1\"").count(), 1, "once a run: {page}");
         assert!(page.contains("<title>killed &lt;here&gt;</title><line x1=\"708.0\""), "{page}");
-        assert!(page.contains("<title>resumed</title><line x1=\"383.0\""), "{page}");
+        // Steps 3 and 4 were done again.
+        let again = "<rect x=\"383.0\" y=\"16\" width=\"325.0\"";
+        assert!(page.contains(&format!("<title>resumed</title>{again}")), "{page}");
         assert!(page.contains("data-label=\"a &amp; b\"") && page.contains("&lt;loss&gt;"));
     }
 

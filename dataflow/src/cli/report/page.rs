@@ -81,7 +81,7 @@ fn write_legend(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "<label><input type=\"checkbox\" id=\"logarithmic\" /> logarithmic</label>")?;
     writeln!(
         page,
-        "<span class=\"faint\">dashed: evaluation; \u{2715} killed or failed; \u{25b8} resumed</span></div>"
+        "<span class=\"faint\">dashed: evaluation; \u{2715} last step before a kill or failure; \u{25b8} resumed from here; shaded: steps that were done again, and are shown as they were the last time</span></div>"
     )
 }
 

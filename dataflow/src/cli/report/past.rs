@@ -26,11 +26,26 @@ pub(super) enum End {
     Unknown,
 }
 
+impl Started {
+    /// The steps that it did a second time, in words.
+    pub(super) fn done_again(&self) -> Option<String> {
+        let Self { step, steps_again, .. } = *self;
+        let [first, last] = [1, steps_again].map(|behind| step.saturating_add(behind));
+        match steps_again {
+            0 => None,
+            1 => Some(format!("step {first}")),
+            steps => Some(format!("steps {first} to {last} ({steps})")),
+        }
+    }
+}
+
 /// What a chart shows at a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub step: u64,
     pub kind: MarkKind,
+    /// Steps behind it that were done a second time.
+    pub again: u64,
     /// In words.
     pub text: String,
 }
@@ -87,16 +102,16 @@ impl Past {
             let (before, Started { step, steps_again, workers, processes, .. }) =
                 (&pair[0], &pair[1].started);
             if let End::Broken { step: reached } = before.end {
-                let text = format!("killed or failed behind step {reached}");
-                marks.push(Mark { step: reached, kind: MarkKind::Killed, text });
+                let text = format!("killed or failed after step {reached}");
+                marks.push(Mark { step: reached, kind: MarkKind::Killed, again: 0, text });
             }
             let world = world_in_words(*workers, *processes);
-            let again = match steps_again {
-                0 => String::new(),
-                steps => format!(", {} done again", counted(*steps, "step", "steps")),
+            let again = match pair[1].started.done_again() {
+                None => String::new(),
+                Some(steps) => format!(", {steps} done again"),
             };
-            let text = format!("resumed behind step {step} with {world}{again}");
-            marks.push(Mark { step: *step, kind: MarkKind::Resumed, text });
+            let text = format!("resumed after step {step} with {world}{again}");
+            marks.push(Mark { step: *step, kind: MarkKind::Resumed, again: *steps_again, text });
         }
         marks
     }
@@ -160,7 +175,7 @@ pub(super) mod tests {
         assert_eq!(marks, [(4, resumed), (10, killed), (8, resumed)]);
         assert_eq!(
             past.marks()[2].text,
-            "resumed behind step 8 with 2 workers, 2 steps done again"
+            "resumed after step 8 with 2 workers, steps 9 to 10 (2) done again"
         );
         assert_eq!(past.workers(), [(0, 2), (4, 3), (8, 2)]);
         assert!(matches!(past.sittings[2].end, End::InOrder(Ended { step: 20, .. })));

@@ -145,6 +145,8 @@ fn devices_in_words(json: &str) -> Option<String> {
         .iter()
         .map(|(name, count)| match count {
             1 => (*name).to_owned(),
+            // Workers share it.
+            _ if devices["kind"]["backend"] == "cpu" => (*name).to_owned(),
             count => format!("{count} \u{d7} {name}"),
         })
         .collect();

@@ -11,7 +11,6 @@ use super::past::{End, Sitting, world_in_words};
 use super::run::{Run, STEP_MILLISECONDS};
 use super::scale::short;
 use super::series::Series;
-use crate::cli::output::counted;
 use crate::history::{Ended, Started};
 use crate::metrics::{DEVICE_BYTES, HOST_BYTES};
 
@@ -20,12 +19,13 @@ const LAST_SECOND: u64 = 253_402_300_799;
 
 /// Each run in a few numbers.
 pub(super) fn write_summary(page: &mut String, runs: &[Run]) -> fmt::Result {
-    let heads = ["steps", "loss", "evaluation", "tokens", "tokens/s", "time"];
+    let heads =
+        ["steps", "last loss", "last evaluation", "tokens", "tokens/s", "time of these steps"];
     write!(page, "<h2>Runs</h2>\n<div class=\"table\"><table><tr><th>run</th>")?;
     for head in heads {
         write!(page, "<th class=\"number\">{head}</th>")?;
     }
-    writeln!(page, "<th>workers</th><th>devices of process 0</th></tr>")?;
+    writeln!(page, "<th>workers at the last start</th><th>devices of process 0</th></tr>")?;
     for (index, run) in runs.iter().enumerate() {
         let last = |log: &Log, name: &str| log.get(name)?.last().map(|point| point.value);
         let shown = |value: Option<f64>| value.map_or(String::new(), short);
@@ -66,7 +66,7 @@ pub(super) fn write_time(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "<h2>Where time and memory go</h2>")?;
     writeln!(
         page,
-        "<p class=\"faint\">Of the steps in the metrics. Striped: communication of worker 0 that was not hidden behind computing; the rest is computing, with what waits for samples and checkpoints. Memory: the most that was measured, once a second, of process 0 (resident) and of the device of worker 0 (what was taken of it since its workers began).</p>"
+        "<p class=\"faint\">Of the steps in the metrics: steps that were done again count once, and time between starts does not count. Striped: communication of worker 0 that was not hidden behind computing; the rest is computing, with the waits for samples, evaluations and checkpoints. Memory: the most that was measured, once a second, of process 0 (resident) and of the device of worker 0 (what was taken of it since its workers began).</p>"
     )?;
     writeln!(
         page,
@@ -111,16 +111,16 @@ pub(super) fn write_starts(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "<h2>Starts, kills and resumes</h2>")?;
     writeln!(
         page,
-        "<div class=\"table\"><table class=\"starts\"><tr><th>run</th><th>started</th><th class=\"number\">behind step</th><th class=\"number\">done again</th><th>workers</th><th>devices</th><th>until</th></tr>"
+        "<div class=\"table\"><table class=\"starts\"><tr><th>run</th><th>started</th><th class=\"number\">from step</th><th>done again</th><th>until</th><th>workers</th><th>devices</th></tr>"
     )?;
     for (index, run) in runs.iter().enumerate() {
         for Sitting { started, end } in &run.past.sittings {
-            let Started { step, steps_again, workers, processes, device, unix_seconds } = started;
+            let Started { step, workers, processes, device, unix_seconds, .. } = started;
             let until = match end {
                 End::InOrder(Ended { step, unix_seconds }) => {
-                    format!("it ended behind step {step}, {}", date(*unix_seconds))
+                    format!("it ended after step {step}, {}", date(*unix_seconds))
                 }
-                End::Broken { step } => format!("killed or failed behind step {step}"),
+                End::Broken { step } => format!("killed or failed after step {step}"),
                 End::Unknown => "no end is written: it runs, or was killed or failed".to_owned(),
             };
             write!(
@@ -130,16 +130,10 @@ pub(super) fn write_starts(page: &mut String, runs: &[Run]) -> fmt::Result {
                 Escaped(&run.name)
             )?;
             write!(page, "<td>{}</td><td class=\"number\">{step}</td>", date(*unix_seconds))?;
-            let again = match steps_again {
-                0 => String::new(),
-                steps => counted(*steps, "step", "steps"),
-            };
-            write!(
-                page,
-                "<td class=\"number\">{again}</td><td>{}</td>",
-                world_in_words(*workers, *processes)
-            )?;
-            writeln!(page, "<td>{}</td><td>{until}</td></tr>", Escaped(device))?;
+            let again = started.done_again().unwrap_or_default();
+            let world = world_in_words(*workers, *processes);
+            write!(page, "<td>{again}</td><td>{until}</td><td>{world}</td>")?;
+            writeln!(page, "<td>{}</td></tr>", Escaped(device))?;
         }
     }
     writeln!(page, "</table></div>")
@@ -174,7 +168,11 @@ pub(super) fn write_settings(page: &mut String, runs: &[Run]) -> fmt::Result {
     }
     for run in runs {
         let Some(config) = &run.config else { continue };
-        write!(page, "<details><summary>{}: run.toml</summary>", Escaped(&run.name))?;
+        write!(
+            page,
+            "<details><summary>{}: run.toml, as of the last start</summary>",
+            Escaped(&run.name)
+        )?;
         writeln!(page, "<pre>{}</pre></details>", Escaped(config))?;
     }
     Ok(())
