@@ -389,7 +389,10 @@ mod tests {
                 r#"{"name": "lion", "eps": 1e-8}"#,
                 "optimizer.eps: expected no value, as lion has no",
             ),
-            (r#"{"name": "adafactor", "betas": [0.9, 0.9]}"#, "optimizer.betas: expected none"),
+            (
+                r#"{"name": "adafactor", "betas": [0.9, 0.9]}"#,
+                "optimizer.betas: expected no value, as adafactor has no",
+            ),
             (
                 r#"{"adafactor": {}}"#,
                 "optimizer.adafactor: expected no value, as adamw has no such setting",
