@@ -100,7 +100,7 @@ fn a_tokenizer_is_trained_on_documents() {
     assert!(prepared["tokens"].as_u64().unwrap() < bytes as u64 / 2, "{prepared} of {bytes}");
     assert_eq!(prepared["vocab_size"], 290);
 
-    train("data-text", "one.json", &[]).refused(1, &["--output", "one.json", "not there"]);
+    train("data-text", "one.json", &[]).refused(1, &["--output", "one.json", "a new file"]);
     train("nowhere", "no.json", &[]).refused(1, &["nowhere"]);
     train("data-text", "no.json", &["--special-token", ""]).refused(1, &["--special-token"]);
     train("data", "no.json", &["--glob", "*.parquet"]).refused(1, &["data"]);

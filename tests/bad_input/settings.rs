@@ -183,7 +183,7 @@ fn overrides() {
         ("run.steps=many", &["run.steps", "many"]),
         ("run.stepz=5", &["`stepz`"]),
         ("optimizer.betas=[1, 2, 3]", &["optimizer.betas"]),
-        ("optimizer.adafactor.clip_threshold=2.0", &["optimizer.adafactor", "none, as adamw"]),
+        ("optimizer.adafactor.clip_threshold=2.0", &["optimizer.adafactor", "no value, as adamw"]),
         (
             "optimizer={name=\"adafactor\", adafactor={step_size=\"half\"}}",
             &["`half`", "`relative` or `absolute`"],
@@ -192,7 +192,7 @@ fn overrides() {
             "optimizer={name=\"adafactor\", adafactor={decay_exponent=0.0}}",
             &["optimizer.adafactor.decay_exponent", "above 0"],
         ),
-        ("optimizer={name=\"adafactor\", betas=[0.9, 0.9]}", &["optimizer.betas", "none, as"]),
+        ("optimizer={name=\"adafactor\", betas=[0.9, 0.9]}", &["optimizer.betas", "no value, as"]),
         ("batch.lanes=[", &["batch.lanes"]),
         ("run.steps.more=5", &["--set", "run.steps.more"]),
         ("checkpoint=5", &["checkpoint"]),

@@ -355,10 +355,8 @@ impl Board {
     /// Rises with whatever moves in this process.
     pub(super) fn moved(&self) -> u64 {
         let state = self.lock();
-        state
-            .stations
-            .iter()
-            .fold(state.moved_before, |sum, station| sum.wrapping_add(station.moved()))
+        let of_stations = state.stations.iter().map(|station| station.moved());
+        of_stations.fold(state.moved_before, u64::wrapping_add)
     }
 
     /// The report to the peers: a thread that works, else the worker that has come least far.
@@ -480,8 +478,7 @@ mod tests {
         }
         assert_eq!(worker.station.place(), (Phase::WaitingForSums, 7));
         drop(companion);
-        let left = board.wait_for_all(Instant::now());
-        assert_eq!(left, [Actor::Worker(3)]);
+        assert_eq!(board.wait_for_all(Instant::now()), [Actor::Worker(3)]);
         drop(worker);
         assert!(board.wait_for_all(Instant::now()).is_empty());
         assert_eq!(board.standing(), at(Phase::WaitingForEnd, 5));
