@@ -248,6 +248,8 @@ fn configs_of_deepspeed_come_to_the_numbers_that_they_have() {
 fn a_small_file_trains_as_it_is_imported() {
     let bench = Workbench::new();
     bench.write("imported.toml", imported(&bench, "mpt_small_cpu.yaml"));
+    let missing = "FILL-IN still stands for data.dataset, evaluation.dataset";
+    bench.tidemill(&["train", "imported.toml"]).refused(1, &["imported.toml", missing]);
     let filled_in = ["--set", DATA, "--set", EVALUATION, "--set", "device.backend=\"cpu\""];
     bench.tidemill(&[&["train", "imported.toml", "-w", "2"][..], &filled_in].concat()).expect(0);
     let run = bench.path("runs/mpt-small-cpu");

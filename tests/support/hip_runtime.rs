@@ -29,21 +29,25 @@ pub fn folder() -> &'static Path {
         });
         let kernels = kernels.expect("the sources of the runtime");
         let sources = kernels.join("tests/hip_runtime");
-        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hip-{}", key(&sources)));
+        let emulator =
+            ["emulator.h", "emulator_launch.cpp"].map(|file| kernels.join("gpu").join(file));
+        let key = key(&sources, &emulator);
+        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hip-{key}"));
         if !built.is_dir() {
-            build(&sources, &kernels.join("gpu/emulator.h"), &built);
+            build(&sources, &emulator, &built);
         }
         built
     })
 }
 
-/// Depends on every source.
-fn key(sources: &Path) -> String {
+/// Depends on every source, and on what of the emulator is compiled with them.
+fn key(sources: &Path, emulator: &[PathBuf]) -> String {
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let mut hasher = DefaultHasher::new();
     files.push(PathBuf::from(file!()));
+    files.extend_from_slice(emulator);
     for file in &files {
         (file.file_name(), std::fs::read(file).unwrap_or_default()).hash(&mut hasher);
     }
@@ -51,14 +55,23 @@ fn key(sources: &Path) -> String {
 }
 
 /// Built under another name and renamed, because other test programs may build too.
-fn build(sources: &Path, emulator: &Path, into: &Path) {
+fn build(sources: &Path, [header, launcher]: &[PathBuf; 2], into: &Path) {
     let aside = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let compile = |command: &mut Command| {
+        let built = command.output().expect("g++ is there");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    };
+    for warp in [32, 64] {
+        let mut command = compiler();
+        command.args(["-O2", "-c"]).arg(format!("-DWARP={warp}")).arg(launcher);
+        compile(command.arg("-o").arg(aside.path().join(format!("{warp}.o"))));
+    }
     for (library, source, needed) in LIBRARIES {
-        let mut command = Command::new("g++");
+        let mut command = compiler();
         command
-            .args(["-std=c++20", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"])
-            .args(["-fPIC", "-shared", "-pthread", "-fvisibility=hidden"])
-            .arg(format!("-DEMULATOR_HEADER=\"{}\"", emulator.display()))
+            .args(["-O3", "-shared"])
+            .arg(format!("-DEMULATOR_HEADER=\"{}\"", header.display()))
+            .arg(format!("-DEMULATOR_LAUNCHERS=\"{}\"", into.display()))
             .arg(format!("-Wl,-soname,{library}"))
             .arg(sources.join(source))
             .arg("-o")
@@ -66,12 +79,18 @@ fn build(sources: &Path, emulator: &Path, into: &Path) {
         if let Some(needed) = needed {
             command.arg("-L").arg(aside.path()).arg(format!("-l:{needed}"));
         }
-        let built = command.output().expect("g++ is there");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        compile(&mut command);
     }
     // Another program has put the same folder there first.
     if std::fs::rename(aside.path(), into).is_ok() {
         let _ = aside.keep();
     }
     assert!(into.is_dir(), "the runtime for tests was not built");
+}
+
+fn compiler() -> Command {
+    let mut command = Command::new("g++");
+    command.args(["-std=c++20", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
+    command.args(["-fPIC", "-pthread", "-fvisibility=hidden"]);
+    command
 }

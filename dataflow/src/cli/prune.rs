@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
+use indicatif::DecimalBytes;
 use tidemill_streaming_data::prepare::prune;
 
 use super::Format;
@@ -40,12 +41,12 @@ pub(crate) fn run(arguments: &PruneArguments) -> anyhow::Result<ExitCode> {
             result_line!("{printed}")?;
         }
         Format::Text => result_line!(
-            "{}: removed {} of {}, and {} ({:.1} MB) that no other has",
+            "{}: removed {} of {}, and {} ({}) that no other has",
             arguments.folder.display(),
             report.removed.len(),
             counted(report.removed.len() + report.kept.len(), "version", "versions"),
             counted(report.files, "file", "files"),
-            report.bytes as f64 / 1e6,
+            DecimalBytes(report.bytes),
         )?,
     }
     Ok(ExitCode::SUCCESS)

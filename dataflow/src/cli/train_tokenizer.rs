@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use clap::Args;
+use indicatif::DecimalBytes;
 use tidemill_streaming_data::prepare::{
     DEFAULT_GLOB, FilterSettings, PrepareError, Progress, Strictness, TextSettings, TextsReport,
     read_texts,
@@ -194,11 +195,11 @@ fn print(
         }
         Format::Text => {
             result_line!(
-                "{output}: {} of {} in {} ({:.1} MB of text)",
+                "{output}: {} of {} in {} ({} of text)",
                 counted(tokens, "token", "tokens"),
                 counted(words, "word", "different words"),
                 counted(report.documents, "document", "documents"),
-                report.text_bytes as f64 / 1e6,
+                DecimalBytes(report.text_bytes),
             )?;
             if tokens < arguments.vocab_size.get() as usize {
                 let times = counted(arguments.min_count.get(), "time", "times");

@@ -167,6 +167,9 @@ fn default_evaluation_samples() -> u64 {
     256
 }
 
+/// What `tidemill import` writes where only the user knows the value.
+pub(crate) const PLACEHOLDER: &str = "FILL-IN";
+
 impl RunConfig {
     /// Reads `path`, applies `overrides` (`key=value`, in order) and checks the result.
     ///
@@ -192,15 +195,21 @@ impl RunConfig {
         // Decimal numbers become binary ones by arithmetic.
         let _standard = FloatEnvironment::standard();
         let config_error = |what: String| JobError::Config { origin: origin.to_owned(), what };
+        let parsed = text.parse::<toml::Table>();
+        let mut table = parsed.map_err(|error| config_error(name_line(&error, text)))?;
+        for assignment in overrides {
+            set_key(&mut table, assignment)?;
+        }
+        let mut placeholders = Vec::new();
+        find_placeholders("", &toml::Value::Table(table.clone()), &mut placeholders);
+        if !placeholders.is_empty() {
+            let what = format!("{PLACEHOLDER} still stands for {}", placeholders.join(", "));
+            return Err(config_error(what));
+        }
         let config: Self = if overrides.is_empty() {
             // Straight from the text, so that an error can say in which line it stands.
             toml::from_str(text).map_err(|error| config_error(name_line(&error, text)))?
         } else {
-            let parsed = text.parse::<toml::Table>();
-            let mut table = parsed.map_err(|error| config_error(name_line(&error, text)))?;
-            for assignment in overrides {
-                set_key(&mut table, assignment)?;
-            }
             // The merged text is not the user's: an error names its key, not its line.
             let merged = table.to_string();
             toml::from_str(&merged).map_err(|error| config_error(name_key(&error, &merged)))?
@@ -272,6 +281,25 @@ pub(super) fn expect(
     found: impl std::fmt::Display,
 ) -> Result<()> {
     if holds { Ok(()) } else { Err(JobError::value(key, expected, found)) }
+}
+
+/// Adds the keys below `key` whose value is [`PLACEHOLDER`].
+fn find_placeholders(key: &str, value: &toml::Value, found: &mut Vec<String>) {
+    match value {
+        toml::Value::String(text) if text == PLACEHOLDER => found.push(printable(key, 200)),
+        toml::Value::Array(values) => {
+            for (index, value) in values.iter().enumerate() {
+                find_placeholders(&format!("{key}[{index}]"), value, found);
+            }
+        }
+        toml::Value::Table(table) => {
+            for (name, value) in table {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                find_placeholders(&key, value, found);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Applies one `--set key=value`: `key` is dotted, `value` is TOML, else a bare string.

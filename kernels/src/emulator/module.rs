@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tempfile::TempDir;
+
 use super::SourceChange;
 use crate::error::{KernelError, Result};
 use crate::gpu::cache::CacheEntry;
@@ -14,6 +16,12 @@ use crate::gpu::source::{HEADERS, Source, SourceOptions};
 
 /// The header that stands for a device; part of the emulator alone.
 const EMULATOR_HEADER: &str = include_str!("../../gpu/emulator.h");
+/// What runs the blocks of a launch: no kernel compiles it, all are linked to it.
+static LAUNCHER: Source = Source {
+    name: "emulator_launch.cpp",
+    text: include_str!("../../gpu/emulator_launch.cpp"),
+    definitions: &[],
+};
 
 const COMPILER: &str = "g++";
 
@@ -66,7 +74,9 @@ pub(super) fn compile(
     {
         return Err(failure("changing a source", format!("{name} has no {from:?}")));
     }
-    let arguments = arguments(source, options, device);
+    let mut arguments = arguments(source, options, device);
+    // What is changed is compiled to be run once.
+    arguments.extend(change.map(|_| "-O1".to_owned()));
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
     // Other threads may compile meanwhile, except the same source.
     let place = {
@@ -78,19 +88,19 @@ pub(super) fn compile(
         return Ok(Arc::clone(library));
     }
     let mut hashed = arguments.clone();
-    hashed.extend([EMULATOR_HEADER, source.text].map(str::to_owned));
+    hashed.extend([EMULATOR_HEADER, LAUNCHER.text, source.text].map(str::to_owned));
     hashed.extend(change.map(|change| format!("{change:?}")));
     let entry = CacheEntry::new(source, COMPILER, &hashed, "so");
     let mut built = None;
     if entry.read().is_none() {
-        let image = build(source, change, &arguments)?;
+        let image = build(source, change, device, &arguments)?;
         entry.write(&image);
         built = entry.read().is_none().then_some(image);
     }
     let library = match (built, entry.path()) {
         (None, Some(path)) => open(path, source.name)?,
         (built, _) => {
-            let image = built.map_or_else(|| build(source, change, &arguments), Ok)?;
+            let image = built.map_or_else(|| build(source, change, device, &arguments), Ok)?;
             let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
             let path = folder.path().join("kernels.so");
             std::fs::write(&path, image).map_err(|error| failure("writing a library", error))?;
@@ -103,17 +113,24 @@ pub(super) fn compile(
 }
 
 fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<String> {
+    let mut arguments = shared_arguments(device);
+    arguments.extend(["-x", "c++", "-shared", "-Wl,-Bsymbolic"].map(str::to_owned));
+    if device.group_products && options.activation == ElementKind::Bf16 {
+        arguments.push("-DGROUP_PRODUCTS=1".to_owned());
+    }
+    arguments.extend(source.arguments(options));
+    arguments
+}
+
+/// What kernels and the launcher are compiled with.
+fn shared_arguments(device: Emulated) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "-std=c++20",
         "-O2",
-        "-x",
-        "c++",
         "-fPIC",
-        "-shared",
         "-pthread",
         "-fno-gnu-unique",
         "-fvisibility=hidden",
-        "-Wl,-Bsymbolic",
         "-ffp-contract=off",
         "-Wall",
         "-Werror",
@@ -129,10 +146,6 @@ fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<S
         arguments.push("-mfma".to_owned());
     }
     arguments.push(format!("-DWARP={}", device.warp));
-    if device.group_products && options.activation == ElementKind::Bf16 {
-        arguments.push("-DGROUP_PRODUCTS=1".to_owned());
-    }
-    arguments.extend(source.arguments(options));
     arguments
 }
 
@@ -154,22 +167,63 @@ pub(super) fn includes(text: &str, name: &str) -> bool {
 fn build(
     source: &'static Source,
     change: Option<SourceChange>,
+    device: Emulated,
     arguments: &[String],
 ) -> Result<Vec<u8>> {
+    const OBJECT: &str = "emulator_launch.o";
     let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
-    let write = |name: &str, text: &str| {
-        std::fs::write(folder.path().join(name), changed(name, text, change))
-            .map_err(|error| failure("writing a source", error))
-    };
-    write("emulator.h", EMULATOR_HEADER)?;
+    write(&folder, OBJECT, &*launcher(device)?)?;
+    write(&folder, "emulator.h", EMULATOR_HEADER)?;
     for header in HEADERS {
-        write(header.name, header.text)?;
+        write(&folder, header.name, changed(header.name, header.text, change))?;
     }
-    write(source.name, source.text)?;
-    let out = folder.path().join("kernels.so");
+    write(&folder, source.name, changed(source.name, source.text, change))?;
+    let files = [source.name, "-x", "none", OBJECT].map(str::to_owned);
+    run_compiler(&folder, source, arguments.iter().cloned().chain(files))
+}
+
+/// The launcher's object for warps of `device`; compiled once in this process, and kept on disk.
+fn launcher(device: Emulated) -> Result<Arc<Vec<u8>>> {
+    static OBJECTS: Mutex<BTreeMap<u32, Arc<Vec<u8>>>> = Mutex::new(BTreeMap::new());
+    let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(object) = objects.get(&device.warp) {
+        return Ok(Arc::clone(object));
+    }
+    let mut arguments = shared_arguments(device);
+    arguments.push("-c".to_owned());
+    let hashed = [&arguments[..], &[EMULATOR_HEADER.to_owned()]].concat();
+    let entry = CacheEntry::new(&LAUNCHER, COMPILER, &hashed, "o");
+    let object = match entry.read() {
+        Some(object) => object,
+        None => {
+            let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
+            write(&folder, "emulator.h", EMULATOR_HEADER)?;
+            write(&folder, LAUNCHER.name, LAUNCHER.text)?;
+            arguments.push(LAUNCHER.name.to_owned());
+            let object = run_compiler(&folder, &LAUNCHER, arguments)?;
+            entry.write(&object);
+            object
+        }
+    };
+    let object = Arc::new(object);
+    objects.insert(device.warp, Arc::clone(&object));
+    Ok(object)
+}
+
+fn write(folder: &TempDir, name: &str, text: impl AsRef<[u8]>) -> Result<()> {
+    std::fs::write(folder.path().join(name), text)
+        .map_err(|error| failure("writing a source", error))
+}
+
+/// What the compiler makes of `arguments` in `folder`, where `source` is.
+fn run_compiler(
+    folder: &TempDir,
+    source: &Source,
+    arguments: impl IntoIterator<Item = String>,
+) -> Result<Vec<u8>> {
+    let out = folder.path().join("compiled");
     let result = Command::new(COMPILER)
         .args(arguments)
-        .arg(source.name)
         .arg("-o")
         .arg(&out)
         .current_dir(folder.path())
@@ -182,7 +236,7 @@ fn build(
             log: String::from_utf8_lossy(&result.stderr).into_owned(),
         });
     }
-    std::fs::read(&out).map_err(|error| failure("reading a library", error))
+    std::fs::read(&out).map_err(|error| failure("reading what was compiled", error))
 }
 
 fn open(path: &Path, source: &'static str) -> Result<Library> {

@@ -11,36 +11,23 @@ fn assert_needs<P: Precision>(
     from: &'static str,
     body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
 ) {
-    assert_warps_need(&[32, 64], source, from, body);
+    assert_change_shows(SourceChange { source, from, to: "" }, body);
 }
 
-/// The same, of warps of these widths: others do without it.
-#[track_caller]
-fn assert_warps_need<P: Precision>(
-    warps: &[u32],
-    source: &'static str,
-    from: &'static str,
-    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
-) {
-    assert_change_shows(warps, SourceChange { source, from, to: "" }, body);
-}
-
-/// Runs `body` on kernels that are changed, in warps of these widths, and asserts that it fails.
+/// Runs `body` on kernels that are changed, and asserts that it fails. In warps of 32, which have all paths: what sees a break
+/// there would see it in others.
 #[track_caller]
 fn assert_change_shows<P: Precision>(
-    warps: &[u32],
     change: SourceChange,
     body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
 ) {
     let SourceChange { source, from, to } = change;
-    for &warp in warps {
-        let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
-        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
-        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-        let Err(panic) = result else { panic!("{source}: no check saw \"{to}\" for {from}") };
-        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(message.contains("found"), "failed for another reason: {message}");
-    }
+    let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+    let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
+    let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
+    let Err(panic) = result else { panic!("{source}: no check saw \"{to}\" for {from}") };
+    let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+    assert!(message.contains("found"), "failed for another reason: {message}");
 }
 
 /// A kernel that may begin before the kernel ahead of it has ended waits for that one in every
@@ -152,7 +139,7 @@ fn a_forgotten_addition_fails_the_body() {
 fn a_forgotten_factor_of_a_sum_fails_the_body() {
     let kept = "fmaf(out[i].at[j], arguments.keep, scaled)";
     let change = SourceChange { source: "optimizer.cu", from: kept, to: "out[i].at[j] + scaled" };
-    assert_change_shows::<Bf16>(&[32], change, bodies::axpby::agrees);
+    assert_change_shows::<Bf16>(change, bodies::axpby::agrees);
     assert_needs::<Fp32>("optimizer.cu", " * arguments.factor", bodies::axpby::agrees);
 }
 
@@ -163,7 +150,7 @@ fn parts_that_are_added_otherwise_fail_the_body() {
     let anew = "            of_grain = filled<N>(0.0f);";
     assert_needs::<Fp32>("gradient_sums.cu", anew, weight_gradient::agrees);
     let change = SourceChange { source: "gradient_sums.cu", from: "--left == 0", to: "left != 0" };
-    assert_change_shows::<Bf16>(&[32], change, weight_gradient::parts_are_added_in_order);
+    assert_change_shows::<Bf16>(change, weight_gradient::parts_are_added_in_order);
 }
 
 #[test]
@@ -258,7 +245,7 @@ fn a_forgotten_copy_fails_the_body() {
         "fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));";
     let barrier = "__syncthreads();  // skip and bias are loaded, and all copies complete";
     for forgotten in [copy, barrier] {
-        assert_warps_need::<Bf16>(&[32], "scan_backward.cu", forgotten, scan);
+        assert_needs::<Bf16>("scan_backward.cu", forgotten, scan);
     }
 }
 
@@ -321,7 +308,7 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
         (BACKWARD, "if (part > 0) ddelta += arguments.totals[row];", "", agrees),
     ];
     for (source, from, to, body) in breaks {
-        assert_change_shows(&[32, 64], SourceChange { source, from, to }, body);
+        assert_change_shows(SourceChange { source, from, to }, body);
     }
     // Only chunks of bf16 have tiles between tiles, and rests.
     let rests = (
@@ -332,7 +319,7 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     let between = (CHUNK, "later * (between", "later * (fmaxf(between, 1.0f)");
     let of_between = (BACKWARD, "sum += shared.pairs[index][0];", "sum += 0.0f;");
     for (source, from, to) in [rests, between, of_between] {
-        assert_change_shows::<Bf16>(&[32], SourceChange { source, from, to }, long_samples_agree);
+        assert_change_shows::<Bf16>(SourceChange { source, from, to }, long_samples_agree);
     }
 }
 
@@ -353,7 +340,7 @@ fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
         ),
     ] {
         let change = SourceChange { source: "rms_norm.cu", from, to };
-        assert_change_shows::<Bf16>(&[32, 64], change, of_heads);
+        assert_change_shows::<Bf16>(change, of_heads);
     }
 }
 
@@ -367,7 +354,7 @@ fn a_forgotten_state_of_heads_fails_the_body() {
         from: left,
         to: "    for (u32 i = 0; i < 1; i++) {}\n",
     };
-    assert_change_shows::<Fp32>(&[32, 64], change, pieces);
+    assert_change_shows::<Fp32>(change, pieces);
     assert_needs::<Fp32>("head_scan_piece.cu", " + shuffle_xor(odd ? first : second, 8)", pieces);
 }
 
@@ -382,6 +369,6 @@ fn a_step_with_another_product_fails_the_body() {
         ("settled(given.low + my.row * given.low_stride)", "settled(given.low)"),
     ] {
         let change = SourceChange { source: "scan_step.cu", from, to };
-        assert_change_shows::<Bf16>(&[32, 64], change, steps);
+        assert_change_shows::<Bf16>(change, steps);
     }
 }

@@ -1,5 +1,6 @@
 // libhiprtc for tests: g++ makes libraries of the host of the kernels' sources, by the header that stands for a device. Built
-// with EMULATOR_HEADER, the path of that header.
+// with EMULATOR_HEADER, the path of that header, and EMULATOR_LAUNCHERS, the folder of what they are linked to: 32.o and 64.o,
+// emulator_launch.cpp for either width of a warp.
 //
 // Options that hiprtc does not know are refused, and for an architecture that it does not know it ends the process: as
 // the real one does. EMULATED_HIP_REFUSED_SOURCES is part of the names of sources that it finds wrong.
@@ -31,7 +32,7 @@ struct Program {
 };
 
 const char* const ARGUMENTS =
-    "-std=c++20 -O2 -x c++ -fPIC -shared -pthread -fno-gnu-unique -fvisibility=hidden -Wl,-Bsymbolic -ffp-contract=off "
+    "-std=c++20 -O2 -fPIC -shared -pthread -fno-gnu-unique -fvisibility=hidden -Wl,-Bsymbolic -ffp-contract=off "
     "-Wall -Werror -Wno-unknown-pragmas -Wno-unused-function -DEMULATOR";
 
 std::string read(const std::filesystem::path& path) {
@@ -41,6 +42,11 @@ std::string read(const std::filesystem::path& path) {
 
 void write(const std::filesystem::path& path, const std::string& text) {
     std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string emulator() {
+    const std::filesystem::path launchers = EMULATOR_LAUNCHERS;
+    return read(EMULATOR_HEADER) + read(launchers / "32.o") + read(launchers / "64.o");
 }
 
 bool begins(const std::string& text, const char* with) { return text.rfind(with, 0) == 0; }
@@ -61,7 +67,7 @@ const char* fused() { return __builtin_cpu_supports("fma") ? " -mfma" : ""; }
 // What is compiled follows from the header and the options too, so caches must tell them apart.
 EXPORTED Result hiprtcVersion(int* major, int* minor) {
     *major = 7;
-    *minor = int(hash(hash(hash(2166136261u, read(EMULATOR_HEADER)), ARGUMENTS), fused()) >> 1);
+    *minor = int(hash(hash(hash(2166136261u, emulator()), ARGUMENTS), fused()) >> 1);
     return Success;
 }
 
@@ -119,9 +125,10 @@ EXPORTED Result hiprtcCompileProgram(Program* program, int count, const char** o
     write(folder / "emulator.h", read(EMULATOR_HEADER));
     const char* const said = "extern \"C\" __attribute__((used, visibility(\"default\"))) const char emulated_target[] = \"";
     write(folder / program->source.name, program->source.text + "\n" + said + target + "\";\n");
-    const char* wave = begins(target, "gfx9") ? " -DWARP=64" : " -DWARP=32";
-    const std::string command = "cd" + in_quotes(name) + " && g++ " + ARGUMENTS + fused() + wave + definitions +
-                                in_quotes(program->source.name) + " -o kernels.so 2> log";
+    const std::string warp = begins(target, "gfx9") ? "64" : "32";
+    const std::string command = "cd" + in_quotes(name) + " && g++ " + ARGUMENTS + fused() + " -DWARP=" + warp + definitions +
+                                " -x c++" + in_quotes(program->source.name) + " -x none" +
+                                in_quotes(EMULATOR_LAUNCHERS "/" + warp + ".o") + " -o kernels.so 2> log";
     const bool is_compiled = std::system(command.c_str()) == 0;
     program->log = read(folder / "log");
     program->code = is_compiled ? read(folder / "kernels.so") : "";

@@ -150,7 +150,7 @@ impl ModelSettings {
         }
     }
 
-    /// Refuses a table without a preset that leaves out a size of `kind`.
+    /// Refuses a table without a preset that leaves out sizes of `kind`, and names all of them.
     pub(super) fn require_keys(&self, kind: ModelKind, vocab_size: Option<usize>) -> Result<()> {
         let given = self.given();
         let is_given = |key: &str| {
@@ -159,12 +159,13 @@ impl ModelSettings {
         };
         // The vocabulary is checked last, as most tables leave it to the data.
         let keys = COMMON[1..].iter().chain(kind.required()).chain(&COMMON[..1]);
-        match keys.into_iter().find(|key| !is_given(key)) {
-            Some(key) => {
-                let key = format!("model.{key}");
-                Err(ModelError::config(key, "a size, as there is no preset", "none"))
-            }
-            None => Ok(()),
+        let mut missing = keys.copied().filter(|key| !is_given(key));
+        let Some(first) = missing.next() else { return Ok(()) };
+        let mut expected = "a size, as there is no preset".to_owned();
+        let others: Vec<&str> = missing.collect();
+        if !others.is_empty() {
+            expected += &format!(" (missing too: {})", others.join(", "));
         }
+        Err(ModelError::config(format!("model.{first}"), expected, "none"))
     }
 }

@@ -81,11 +81,12 @@ fn a_family_with_every_size_needs_no_preset() {
     );
     assert_eq!(
         refusal(r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5}"#, Some(5)),
-        "model.d_conv: expected a size, as there is no preset, found none"
+        "model.d_conv: expected a size, as there is no preset (missing too: expand), found none"
     );
     assert_eq!(
         refusal(r#"{"kind": "gpt_neo", "d_model": 32, "n_layers": 2}"#, Some(5)),
-        "model.n_heads: expected a size, as there is no preset, found none"
+        "model.n_heads: expected a size, as there is no preset (missing too: expansion, max_seq_len, window_size), \
+         found none"
     );
 }
 

@@ -4,6 +4,7 @@ mod training;
 
 use super::optimizer::is_auto;
 use super::translation::Translation;
+use crate::job::config::PLACEHOLDER;
 
 /// Keys that no other file has.
 const OWN: [&str; 4] = [
@@ -31,7 +32,7 @@ pub(super) fn translate(translation: &mut Translation) -> Result<(), String> {
         &[],
         "what is trained, a preset, a folder (from) or a kind",
     );
-    translation.fill_in("data.dataset", "FILL-IN", &[], "a prepared data set");
+    translation.fill_in("data.dataset", PLACEHOLDER, &[], "a prepared data set");
     batch(translation)?;
     training::optimizer(translation)?;
     training::schedule(translation)?;

@@ -1,5 +1,6 @@
 //! What a data set was made of, in words: what its report says.
 
+use indicatif::DecimalBytes;
 use tidemill_streaming_data::prepare::data_report::{
     Changed, DataReport, Difference, Histogram, ShownDocument, in_a_line,
 };
@@ -36,10 +37,10 @@ pub(super) fn print(report: Option<&DataReport>) -> anyhow::Result<()> {
     )?;
     for of in &report.verdicts {
         let share = 100.0 * of.documents as f64 / documents.read.max(1) as f64;
-        let megabytes = of.bytes as f64 / 1e6;
+        let bytes = DecimalBytes(of.bytes);
         let verdict = in_a_line(&of.verdict.to_string());
         let documents = counted(of.documents, "document", "documents");
-        result_line!("  {verdict}: {documents} ({share:.1} %), {megabytes:.1} MB")?;
+        result_line!("  {verdict}: {documents} ({share:.1} %), {bytes}")?;
         of.examples.iter().try_for_each(example)?;
     }
     for (rule, lines) in report.dropped_lines.iter().flatten() {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use indicatif::DecimalBytes;
 use serde_json::Value;
 use tidemill_streaming_data::prepare::{PrepareReport, PreparedFrom, Rule};
 use tidemill_streaming_data::store::Location;
@@ -40,9 +41,9 @@ pub(super) fn print(
         }
         Format::Text => {
             result_line!(
-                "{output}: {} ({:.1} MB)",
+                "{output}: {} ({})",
                 samples_and_shards(report),
-                report.shard_bytes as f64 / 1e6,
+                DecimalBytes(report.shard_bytes),
             )?;
             print_source(report, arguments)?;
         }
@@ -110,9 +111,9 @@ fn print_source(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow:
         );
     }
     result_line!(
-        "from {} ({:.1} MB of text, {}); {} empty, {} null, {} broken, {} reached twice, {} skipped",
+        "from {} ({} of text, {}); {} empty, {} null, {} broken, {} reached twice, {} skipped",
         documents(report.documents),
-        report.text_bytes as f64 / 1e6,
+        DecimalBytes(report.text_bytes),
         counted(report.tokens, "token", "tokens"),
         report.empty,
         report.nulls,

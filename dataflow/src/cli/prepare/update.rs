@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use indicatif::DecimalBytes;
 use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::prepare::{
     ByteTokenizer, Tokenize, UpdateReport, UpdateSettings, Verify,
@@ -93,9 +94,9 @@ fn in_words(updated: &UpdateReport, output: &Location) -> anyhow::Result<()> {
     };
     result_line!("{output}: {what}")?;
     result_line!(
-        "{} ({:.1} MB), {} of them new",
+        "{} ({}), {} of them new",
         samples_and_shards(prepared),
-        prepared.shard_bytes as f64 / 1e6,
+        DecimalBytes(prepared.shard_bytes),
         prepared.shards - changes.shards_kept,
     )?;
     result_line!(

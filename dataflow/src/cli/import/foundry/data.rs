@@ -5,6 +5,7 @@
 
 use super::super::duration::Scale;
 use super::super::translation::Translation;
+use crate::job::config::PLACEHOLDER;
 
 const PREPARE: &str = "Said when a data set is prepared, `tidemill prepare --input FOLDER --output DIR --seq-len N`, which reads MDS folders and text";
 const FETCHING: &str =
@@ -18,7 +19,7 @@ pub(super) fn streams_of(translation: &mut Translation, streams: &str) -> Result
         let stream = format!("{streams}.{name}");
         let mut table = toml::Table::new();
         table.insert("name".to_owned(), name.clone().into());
-        table.insert("dataset".to_owned(), "FILL-IN".into());
+        table.insert("dataset".to_owned(), PLACEHOLDER.into());
         let mut paths = Vec::new();
         for (from, to) in
             [("proportion", "proportion"), ("repeat", "repeat"), ("choose", "samples")]
@@ -63,7 +64,7 @@ pub(super) fn translate(translation: &mut Translation, scale: Scale) -> Result<(
         let split = format!("{set}.split");
         let hub = format!("{set}.hf_name");
         let paths = [&local, &remote, &split, &hub].map(String::as_str);
-        translation.fill_in("data.dataset", "FILL-IN", &paths, &what);
+        translation.fill_in("data.dataset", PLACEHOLDER, &paths, &what);
     }
     let shuffle = format!("{set}.shuffle");
     if let Some(shuffles) = translation.flag(&shuffle)? {
@@ -184,7 +185,7 @@ pub(super) fn evaluation(translation: &mut Translation) -> Result<(), String> {
     let sources = sources.map(|key| format!("{loader}.dataset.{key}"));
     let sources = sources.each_ref().map(String::as_str);
     let what = "a data set prepared from the evaluation's texts";
-    translation.fill_in("evaluation.dataset", "FILL-IN", &sources, what);
+    translation.fill_in("evaluation.dataset", PLACEHOLDER, &sources, what);
     let (batches, batch) = ("eval_subset_num_batches", "device_eval_batch_size");
     let samples = match (translation.number(batches)?, translation.number(batch)?) {
         (Some(batches), Some(samples)) if batches > 0.0 => {

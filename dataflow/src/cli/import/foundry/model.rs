@@ -2,6 +2,7 @@
 
 use super::super::document::Value;
 use super::super::translation::Translation;
+use crate::job::config::PLACEHOLDER;
 
 /// What a model of Hugging Face is told by, in lower case, and the family that reads it.
 const FAMILIES: [(&str, &str); 7] = [
@@ -158,7 +159,7 @@ fn recompute(translation: &mut Translation) -> Result<(), String> {
 
 fn hugging_face(translation: &mut Translation) -> Result<(), String> {
     let path = "model.pretrained_model_name_or_path";
-    let name = translation.text(path)?.unwrap_or_else(|| "FILL-IN".to_owned());
+    let name = translation.text(path)?.unwrap_or_else(|| PLACEHOLDER.to_owned());
     let lower = name.to_ascii_lowercase();
     let family = FAMILIES.iter().find(|(word, _)| lower.contains(word)).map(|(_, family)| family);
     let what = match family {
