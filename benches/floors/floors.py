@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What AMD's GPUs could do at best, beside each measured kernel of BENCHMARKS.md: computed, never run.
+"""The shortest possible times of the kernels of BENCHMARKS.md on AMD GPUs, beside the measured ones: computed, never run.
 
-Reads the rows that BENCHMARKS.md has of an H200: their shapes, types, milliseconds and rates. From a shape follow the fewest
-bytes that a kernel moves, its matrix operations, and of scans and attention their exponentials and other operations. These
-give the H200's rates again, or this fails: so the counts are those that the measurements were made with. A floor is the
-longest of their times at the peaks of a data sheet.
+Reads the rows of BENCHMARKS.md for an H200: shapes, types, milliseconds and rates. A shape gives the fewest bytes that a
+kernel moves, its matrix operations, and for scans and attention the exponentials and other operations. These counts must
+reproduce the H200's rates, which proves that the measurements used the same counts. A floor is the longest of the times
+for each count at the peaks of a data sheet.
 
     floors.py            prints the table
-    floors.py --check    says whether BENCHMARKS.md has this very table
+    floors.py --check    checks that BENCHMARKS.md has exactly this table
 """
 
 import argparse
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- floors: computed by benches/floors/floors.py -->", "<!-- end 
 
 @dataclass(frozen=True)
 class Device:
-    """Peaks: bytes and dense matrix operations a second; units times clock; and what a unit does in one clock."""
+    """Peaks: bytes and dense matrix operations a second; units times clock; and operations of a unit in one clock."""
 
     name: str
     bytes: float
@@ -32,7 +32,7 @@ class Device:
     # Lanes of fused multiply-adds (AMD: two packed in a lane), and of exponentials.
     multiply_adds: int = 128
     exponentials: int = 16
-    # Whether both have units of their own, or take turns.
+    # Whether both run at the same time, on separate units.
     at_once: bool = False
 
     def seconds(self, work):
@@ -43,15 +43,15 @@ class Device:
         return {"bytes": work.bytes / self.bytes, "matrix": matrix, "vector": vector}
 
     def floor(self, work):
-        """The milliseconds, and what takes them."""
+        """The milliseconds, and the resource that takes them."""
         what, seconds = max(self.seconds(work).items(), key=lambda pair: pair[1])
         return seconds * 1e3, what
 
 
 # NVIDIA's data sheet of the H200 SXM. AMD's of the MI250, halved: a die has 104 of 208 compute units, 1.64 of 3.28 TB/s, 181.0
 # of 362.1 TFLOP/s in bf16 and 45.3 of 90.5 in fp32 (matrix), at 1.7 GHz. AMD's of the MI300X: 304 compute units at 2.1 GHz,
-# 5.3 TB/s, 1307.4 and 163.4 TFLOP/s. What a unit does in a clock: AMD's guides of CDNA 2 and CDNA 3 (256 operations of packed
-# fp32; transcendental instructions at a quarter of the rate, in the same pipeline).
+# 5.3 TB/s, 1307.4 and 163.4 TFLOP/s. Operations of a unit in a clock: AMD's guides of CDNA 2 and CDNA 3 (256 operations of
+# packed fp32; transcendental instructions at a quarter of the rate, in the same pipeline).
 H200 = Device("H200", 4.8e12, 989.4e12, 66.9e12, 132 * 1.98e9, at_once=True)
 AMD = [
     Device("MI250, one die", 1.6384e12, 181.0e12, 45.3e12, 104 * 1.7e9),
@@ -66,7 +66,7 @@ class Work:
     name: str
     type: str
     milliseconds: float
-    # What BENCHMARKS.md says of it: a number and its unit.
+    # The rate in BENCHMARKS.md: a number and its unit.
     rate: tuple[float, str]
     bytes: float = 0
     matrix: float = 0
@@ -88,7 +88,7 @@ def of_scan(name, width, backward):
     elements, rows = samples * positions * channels, samples * positions
     # Rows of delta, x, z and out; backward also dout and y, and three gradients for out. B and C, and their gradients.
     moved = elements * (8 if backward else 4) + rows * 2 * states * (2 if backward else 1)
-    # As scan_forward.cu and scan_backward.cu count them, for each state and position.
+    # The counts in the headers of scan_forward.cu and scan_backward.cu, for each state and position.
     return {"bytes": moved * width, "exponentials": elements * states,
             "operations": elements * states * (15 if backward else 5)}
 
@@ -104,7 +104,7 @@ def rowwise(forward, backward):
 
 
 def of_activations(forward, backward):
-    """The same, of activations alone."""
+    """Bytes an element, where all are activations."""
     return rowwise({2: 2 * forward, 4: 4 * forward}, {2: 2 * backward, 4: 4 * backward})
 
 
@@ -164,7 +164,7 @@ def work_of(name, backward, milliseconds, rate):
 
 
 def read_rows(text):
-    """Every kernel of the tables of kernels and of attention."""
+    """Every kernel in the tables of kernels and of attention."""
     rate = r"([\d.]+) (GB/s|TFLOP/s)"
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -180,7 +180,7 @@ def read_rows(text):
 
 
 def refused(works):
-    """What does not agree with the measurements' own rates: they have three digits, as their times have."""
+    """The disagreements with the measured rates, which have three digits, as the times do."""
     lines = [f"{work.name}: {work.found_rate():.1f} {work.rate[1]} by these counts, {work.rate[0]} in {BENCHMARKS.name}"
              for work in works if abs(work.found_rate() / work.rate[0] - 1) > 0.015]
     lines += [f"{work.name}: {work.milliseconds} ms were measured, below the floor of {H200.floor(work)[0]:.4f}"

@@ -1,9 +1,9 @@
-"""What choosing documents costs datatrove: megabytes of text for each CPU second of one process.
+"""The cost of filtering documents with datatrove: megabytes of text for each CPU second of one process.
 
     pip install datatrove==0.10.1 'xxhash<4' spacy tokenizers
     python benches/peers/choosing.py DOCUMENTS.jsonl [MEGABYTES]
 
-`cargo bench -p tidemill-streaming-data --bench choosing -- DOCUMENTS.jsonl [MEGABYTES]` measures the same here, on the
+`cargo bench -p tidemill-streaming-data --bench choosing -- DOCUMENTS.jsonl [MEGABYTES]` measures Tidemill on the
 same documents.
 """
 
@@ -64,7 +64,7 @@ def signed(texts):
 def main():
     most = float(sys.argv[2]) * 1e6 if len(sys.argv) > 2 else 1e12
     texts, size = documents(sys.argv[1], most)
-    # spaCy's tables are made by the first text.
+    # The first text makes spaCy build its tables.
     filtered(GopherQualityFilter())(texts[:1])
     measure("gopher", texts, size, filtered(GopherQualityFilter()))
     measure("repetition", texts, size, filtered(GopherRepetitionFilter()))

@@ -4,16 +4,16 @@
     python benches/peers/corpora.py english OUTPUT ~/.cargo/registry/src FOLDER...
     python benches/peers/corpora.py made OUTPUT --documents 10000000
 
-The order is that of paths and nothing is drawn at random, so that the same files give the same documents. `rust` takes every
-`*.rs`; with `--cut`, a document ends at the first end of a line behind so many characters, and with `--several` it takes only
-crates of which several versions are there. `--without` leaves out crates by the beginnings of their names (those of `windows-sys`
-are tens of megabytes of declarations that a program made). `english` takes `*.md`, `*.rst`,
-`*.txt` of folders called `_sources` (where Sphinx keeps what it was made of), `*.pod`, and of each `*.rs` its documentation: the
+Documents are ordered by path and nothing is random, so the same files give the same documents. `rust` takes every
+`*.rs`; with `--cut`, a document ends at the first line end after that many characters, and with `--several` only crates
+with several versions are taken. `--without` leaves out crates whose names begin with a given prefix (`windows-sys` is
+tens of megabytes of generated declarations). `english` takes `*.md`, `*.rst`,
+`*.txt` of folders called `_sources` (where Sphinx keeps its inputs), `*.pod`, and the documentation in each `*.rs`:
 comments that begin with `///` or `//!`.
 
-`made` are documents of 60 words of a vocabulary of 50,000, frequent and rare by Zipf's law with exponent 1, as a function of
-their numbers alone. Of ten documents in a row one has the same text as a document before, anywhere in the set, and two have that of
-one before with one word changed: 51 of 61 runs of five words are common then, a Jaccard similarity of 0.836.
+`made` writes documents of 60 words from a vocabulary of 50,000, with frequencies by Zipf's law with exponent 1; a document depends
+only on its number. Of ten consecutive documents one copies the text of an earlier document anywhere in the set, and two copy an
+earlier text with one word changed: they share 51 of 61 runs of five words, a Jaccard similarity of 0.836.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FILE_BYTES = 32_000_000
 LEAST_CHARACTERS = 200
 WORDS = 60
 VOCABULARY = 50_000
-# Documents that are made at once.
+# Documents generated at once.
 BATCH = 50_000
 
 
@@ -61,7 +61,7 @@ class Writer:
 
 
 def texts(folders, wanted):
-    """Paths below the folders, and texts that are UTF-8."""
+    """The wanted files below the folders that are UTF-8: path and text."""
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if not wanted(path) or path.is_symlink() or not path.is_file():
@@ -73,7 +73,7 @@ def texts(folders, wanted):
 
 
 def cut(text, least):
-    """The text in parts, each of which ends at the first end of a line behind so many characters."""
+    """The text in parts, each of which ends at the first line end after `least` characters."""
     begin = 0
     while begin < len(text):
         end = text.find("\n", begin + least)
@@ -83,7 +83,7 @@ def cut(text, least):
 
 
 def several(folders):
-    """Folders of crates of which other versions are there."""
+    """Folders of crates that are present in several versions."""
     versions = collections.defaultdict(list)
     for folder in folders:
         for crate in folder.glob("*/*/" if folder.name == "src" else "*/"):
@@ -145,7 +145,7 @@ def made(writer, documents):
     for first in range(0, documents, BATCH):
         numbers = numpy.arange(first, min(first + BATCH, documents), dtype=numpy.uint64)
         kinds = numbers % numpy.uint64(10)
-        # What a copy is a copy of: a document of the first seven of ten in a row, in a row before.
+        # The original of a copy: one of the first seven documents in an earlier row of ten.
         rows = numbers // numpy.uint64(10)
         drawn = mix(numpy, numbers ^ numpy.uint64(0x5EED))
         row = drawn % numpy.maximum(rows, numpy.uint64(1))
@@ -154,7 +154,7 @@ def made(writer, documents):
         sources = numpy.where(is_copy, original, numbers)
         words = draw(sources[:, None] * numpy.uint64(WORDS) + places)
         changed = numpy.flatnonzero(is_copy & (kinds >= 8))
-        # In the middle, so that five runs change; to the word behind it in the vocabulary, which is surely another.
+        # A word in the middle, so that five runs change, becomes the next word of the vocabulary, which always differs.
         column = (drawn[changed] >> numpy.uint64(20)) % numpy.uint64(WORDS - 8) + numpy.uint64(4)
         words[changed, column] = (words[changed, column] + 1) % VOCABULARY
         for row in words.tolist():

@@ -116,7 +116,7 @@ FROM_FOUNDRY = {
 
 
 def rows_of(name, questions, limit):
-    """Questions of a task, and behind them one row more for few-shot examples."""
+    """Questions of a task, then one more row for few-shot examples."""
     if name in FROM_FOUNDRY:
         file, convert = FROM_FOUNDRY[name]
         lines = (questions / f"{file}.jsonl").read_text().splitlines()[: limit + 1]
@@ -130,7 +130,7 @@ def checkpoints(folder, tokenizer):
     size = 1 + max([*vocab["model"]["vocab"].values(), *(token["id"] for token in vocab["added_tokens"])])
     shared = {"vocab_size": size, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.2}
     configs = {
-        # So few positions that some contexts lose their beginning.
+        # Few enough positions to cut the beginning of some contexts.
         "gpt-neo": transformers.GPTNeoConfig(
             hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=32,
             max_position_embeddings=96, resid_dropout=0, embed_dropout=0, attention_dropout=0, **shared,
@@ -157,7 +157,7 @@ def checkpoints(folder, tokenizer):
 
 def of_lm_eval(model, shots):
     """Log-likelihoods and greedy matches by task, question and option, and the results."""
-    # lambada_openai has no examples beside its questions.
+    # lambada_openai has questions but no examples.
     tasks = [task for task in TASKS if shots == 0 or task != "lambada_openai"]
     found = lm_eval.simple_evaluate(
         model=HFLM(pretrained=str(model), device="cpu", dtype="float32", batch_size=8), tasks=tasks, num_fewshot=shots,
@@ -198,7 +198,7 @@ def compare(name, shots, theirs, ours):
     for task in tasks:
         for metric, value in our_results[task]["metrics"].items():
             pairs = [(results[task][f"{metric},none"], value["value"])]
-            # lm-eval's error of a perplexity is of bootstrap samples, which are not drawn here.
+            # lm-eval estimates the error of a perplexity from bootstrap samples, which are not drawn here.
             if metric != "perplexity":
                 pairs.append((results[task][f"{metric}_stderr,none"], value["standard_error"]))
             bound = 1e-9 if metric != "perplexity" else 1e-5 * abs(value["value"])
@@ -227,7 +227,7 @@ def main():
         folder = pathlib.Path(folder)
         rows = {}
         for name, split in SOURCES.values():
-            # Which of equal examples is drawn, and in which order, makes no difference.
+            # The examples are equal, so the random choice and order of examples do not matter.
             *asked, example = rows_of(name, arguments.questions, arguments.limit)
             rows[name] = {split: asked, "train": [example, example]}
             (folder / "data" / name).mkdir(parents=True)
@@ -238,7 +238,7 @@ def main():
         def load_dataset(path, name=None, **_):
             known = SOURCES.get(f"{path} {name}") or SOURCES[path]
             parts = {part: datasets.Dataset.from_list(of_part) for part, of_part in rows[known[0]].items()}
-            # Splits that a task names but does not ask.
+            # Splits that a task names but does not use.
             for part in ("test", "validation"):
                 parts.setdefault(part, parts["train"])
             return datasets.DatasetDict(parts)

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Positions of a chunk that mamba-ssm's own models ask for.
+# Positions of a chunk in mamba-ssm's own models.
 CHUNK = 256
 
-# mamba-ssm's module of the scan, once it is loaded.
+# mamba-ssm's module of the scan, after loading.
 kernels = None
 
 
 def load(folder):
-    """Imports mamba-ssm's Triton kernels from `folder`, and gives their version."""
+    """Imports mamba-ssm's Triton kernels from `folder`, and returns their version."""
     global kernels
     package = pathlib.Path(folder, "mamba_ssm")
     if not (package / "ops" / "triton" / "ssd_combined.py").is_file():
         sys.exit(f"--mamba-ssm {folder}: expected a folder with mamba_ssm/ops/triton/ssd_combined.py in it, as the unpacked sources of "
                  "mamba-ssm have; see the first lines of head_scan.py for how to get them")
-    # The package's own __init__ imports an extension, so that a package without one stands in for it.
+    # The package's own __init__ imports an extension; an empty package replaces it.
     stand_in = types.ModuleType("mamba_ssm")
     stand_in.__path__ = [str(package)]
     sys.modules["mamba_ssm"] = stand_in
@@ -43,7 +43,7 @@ def load(folder):
     except ModuleNotFoundError as error:
         sys.exit(f"--mamba-ssm {folder}: mamba-ssm needs the package {error.name}: install it, or unpack it beside mamba_ssm")
     if not torch.cuda.is_available():
-        # Triton's interpreter runs kernels on the CPU, where there is no device to switch to and nothing to tune for.
+        # Triton's interpreter runs kernels on the CPU, which has no device to select and nothing to tune.
         torch.cuda.device = lambda index: contextlib.nullcontext()
         torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(multi_processor_count=2)
         tune_nothing()
@@ -78,7 +78,7 @@ def reference(x, dt, a, b, c, d, dt_bias, chunk=CHUNK, z=None):
 
 @torch.library.custom_op("peers::head_scan", mutates_args=())
 def head_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dt_bias: Tensor, chunk: int) -> Tensor:
-    """mamba-ssm's scan without a gate, as an operation that torch.compile does not look into."""
+    """mamba-ssm's scan without a gate, as an operation that is opaque to torch.compile."""
     found = kernels._mamba_chunk_scan_combined_fwd(x, dt, a, b, c, chunk, D=d, dt_bias=dt_bias, dt_softplus=True)
     return found[0]
 

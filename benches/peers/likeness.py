@@ -2,11 +2,11 @@
 
     python benches/peers/likeness.py DOCUMENTS.jsonl --tidemill target/release/tidemill
 
-The similarity of two documents is that of their sets of runs of five words, as the program normalises words (small letters, a run
-of digits being 0, everything that is no letter or digit between words), and of all pairs it is computed exactly. What the peers need
-stands in `removing.py`. The first table says of how many pairs of a similarity both documents are in one bucket (Tidemill) or in one
-component (all), and what theory says of 14 bands of 8 minima; the second, how alike those that were dropped are to the most similar
-document that was kept.
+The similarity of two documents is the Jaccard similarity of their sets of runs of five words, with words normalized as by the program
+(lower case, runs of digits as 0, split at everything that is no letter or digit). It is computed exactly for all pairs. `removing.py`
+lists the packages of the peers. The first table has, by similarity, the share of pairs whose documents are in one bucket (Tidemill) or
+in one component (all), and the theoretical share for 14 bands of 8 minima; the second has the similarity of dropped documents to the
+most similar kept document.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LEAST = EDGES[0]
 
 
 def runs(text, known):
-    """Numbers of the runs of words of a text, each once."""
+    """The distinct runs of words of a text, as numbers."""
     words = [re.sub("[0-9]+", "0", word) for word in re.findall(r"[^\W_]+", text.lower())]
     if len(words) < RUN_WORDS:
         found = {tuple(words)} if words else set()
@@ -56,7 +56,7 @@ def similar_pairs(texts):
 
 
 class Components:
-    """Disjoint sets."""
+    """A union-find structure."""
 
     def __init__(self, count):
         self.parents = list(range(count))
@@ -94,11 +94,11 @@ def of_state(folder):
         at += 4 * tail
         while at < len(data):
             tag, at = data[at], at + 1
-            if tag == 0:  # An input begins.
+            if tag == 0:  # The beginning of an input.
                 number()
                 length = number()
                 at, place = at + length, 0
-            elif tag == 1:  # It ends.
+            elif tag == 1:  # The end of an input.
                 at += 17
                 for _ in range(5):
                     number()
@@ -115,11 +115,11 @@ def of_state(folder):
 
 
 def tidemill(program, path, count, folder):
-    """Places of kept documents, and of each document its bands, if it has any."""
+    """The places of kept documents, and the bands of each document that has any."""
     command = [program, "prepare", "--input", path, "--output", f"{folder}/set", "--dedup", "near", "--updatable"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = list(of_state(pathlib.Path(folder) / "set"))
-    # Lines are counted from 1 or from 0; the first of the file is a document.
+    # Lines are counted from 1 or from 0; the first line of the file is a document.
     base = found[0][0]
     bands = [None] * count
     for place, of_document, _ in found:
@@ -170,7 +170,7 @@ def main():
         cells = [f"{shares[wanted].mean():.3f}" if wanted.any() else "" for wanted in inside]
         print(f"| {name} | " + " | ".join(cells) + " |")
 
-    # Of those dropped: similarity to the most similar of those kept.
+    # The similarity of each dropped document to the most similar kept document.
     print("\n| | kept | dropped | most similar kept: 0.5 or more | 0.7 | 0.8 |")
     print("|---" * 6 + "|")
     for name, places in kept.items():

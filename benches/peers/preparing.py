@@ -3,11 +3,11 @@
     python benches/peers/preparing.py DOCUMENTS [--tokenizer tokenizer.json] [--filter NAMES] [--rounds 3] [--peer-megabytes 10]
         [--choosing EXECUTABLE]
 
-DOCUMENTS is a folder of `corpora.py`. The program gets all of it, peers the first megabytes of it, as documents in memory (the
-program's seconds include starting, reading and writing; the peers' do not). What the peers need stands in `removing.py`. Each
-round runs every arm once; the table has medians, and the ratio to the peer that does the same. Seconds are of the CPU (user and
-system, all threads), so that they mean something on a machine that others use as well; the clock's stand beside them. With the
-executable of `cargo bench --bench choosing`, it is run once a round, and its lines of near copies have phases of their own.
+DOCUMENTS is a folder of `corpora.py`. The program gets all of it, peers the first megabytes, as documents in memory (the
+program's seconds include starting, reading and writing; the peers' do not). `removing.py` lists the packages of the peers. Each
+round runs every arm once; the table has medians, and the ratio to the peer with the same task. Seconds are CPU seconds (user and
+system, all threads), so that other users of the machine matter little; wall-clock seconds are beside them. The
+executable of `cargo bench --bench choosing`, if given, runs once a round, and its phases get rows of their own.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FILTER = "gopher,repetition,c4"
 
 
 def measured(command):
-    """Runs a program to its end: seconds of the CPU and the clock, bytes of memory at most, and what it printed."""
+    """Runs a program to its end: CPU seconds, wall-clock seconds, peak bytes of memory, and its output."""
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     printed = process.stdout.read()
@@ -54,7 +54,7 @@ def peer(step, documents, tokenizer, names):
 
 
 def phases(executable, documents):
-    """Megabytes of text for each CPU second of the phases that the bench tells of near copies, and of each set of filters."""
+    """Megabytes of text for each CPU second of each phase of finding near copies, and of each set of filters."""
     _, printed = measured([executable, documents])
     found = {}
     for line in printed.splitlines():
@@ -67,7 +67,7 @@ def phases(executable, documents):
 
 
 def first_megabytes(documents, megabytes, output):
-    """Writes the documents with which the folder begins, to so many megabytes of text."""
+    """Writes the first documents of the folder, up to `megabytes` of text."""
     size = 0
     with open(output, "w", encoding="utf-8") as copy:
         for file in sorted(documents.glob("*.jsonl")):
@@ -79,7 +79,7 @@ def first_megabytes(documents, megabytes, output):
 
 
 def text_of(documents):
-    """Documents, and bytes of their texts."""
+    """The number of documents, and the bytes of their texts."""
     lines = (line for file in sorted(documents.glob("*.jsonl")) for line in open(file, encoding="utf-8"))
     sizes = [len(json.loads(line)["text"].encode()) for line in lines]
     return len(sizes), sum(sizes)
@@ -97,7 +97,7 @@ def main():
     arguments = parser.parse_args()
     near, chosen, one = ["--dedup", "near"], ["--filter", arguments.filter], ["-w", "1"]
     tokens = ["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []
-    # What it does, its flags, and the peer that does the same.
+    # The task, the program's flags, and the peer with the same task.
     arms = [
         ("read, pack bytes", [*one], None),
         ("and filter", [*chosen, *one], "datatrove-filter"),

@@ -2,8 +2,8 @@
 
 mamba-10m (vocab 4096, d_model 256, 8 layers, state 16, expand 2, conv 4) is transformers' MambaForCausalLM with the parallel
 scan of the package mambapy, the fastest that it has without CUDA. mpt-10m (vocab 4096, d_model 256, 8 layers of 4 heads,
-ALiBi, no biases) is written here, as transformers' own takes attention apart into products: LLM Foundry's block over
-scaled_dot_product_attention. Both in fp32 with AdamW, on made-up tokens.
+ALiBi, no biases) is written here, since transformers' own model computes attention by separate products: LLM Foundry's block
+over scaled_dot_product_attention. Both in fp32 with AdamW, on random tokens.
 
     pip install torch==2.11.0 transformers==4.57.1 mambapy==1.2.0
     python benches/peers/pytorch.py --preset mamba-10m --threads 2

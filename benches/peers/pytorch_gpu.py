@@ -5,14 +5,15 @@
     python benches/peers/pytorch_gpu.py llama
 
 torch 2.11 with its Triton; FOLDER has mamba-ssm's sources (head_scan.py says how to get them). `scan` compares the kernels with the scan position
-by position, then times them: forward, backward, and both, milliseconds, medians, launches queued ahead. `mamba2` and `llama` train on
-made-up tokens: bf16 by autocast over fp32 parameters, fused AdamW, gradients clipped to 1, torch.compile for the blocks and
-the loss, gradients of microbatches added up to a step. Each variant is tried with the first microbatch that fits, and the fastest with the others; what
-does not fit or run is said. No setting is begun that would end beyond `--seconds`, if it takes as long as the one before. Figures are JSON, a line each, the best of them last.
+by position, then times them: forward, backward, and both, as medians in milliseconds, with launches queued ahead. `mamba2` and `llama` train on
+random tokens: bf16 by autocast over fp32 parameters, fused AdamW, gradients clipped to 1, torch.compile for the blocks and
+the loss, gradients of microbatches added up to a step. Each variant runs with the first microbatch that fits, and the fastest variant with the others;
+settings that do not fit or run are reported. A setting is skipped if it would end after `--seconds`, should it take as long as the last one. Figures
+are JSON lines, the best last.
 
-`--check` needs no GPU. The models, of small sizes and with the scan position by position, must have the presets' numbers of parameters, gradients of
-all of them and a loss that falls, traced and untraced alike. With TRITON_INTERPRET=1 `scan --check` runs the kernels themselves, which takes minutes (Triton
-3.6 interprets with NumPy before 2.4).
+`--check` needs no GPU. Small models with the scan position by position must have the presets' numbers of parameters at full size, gradients of
+all parameters and a falling loss, traced and untraced. With TRITON_INTERPRET=1 `scan --check` runs the kernels themselves, which takes minutes
+(Triton 3.6 interprets with NumPy before 2.4).
 """
 
 import argparse
@@ -26,7 +27,7 @@ import statistics
 import sys
 import time
 
-# Microbatches of several sizes are tried in one process.
+# Microbatches of several sizes run in one process.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import torch
@@ -39,7 +40,7 @@ import pytorch_models as models
 WARM_UP_STEPS = 2
 # The numbers of parameters of Tidemill's presets.
 PARAMETERS = {"mamba2": 1_343_757_312, "llama": 1_235_814_400}
-# The largest error of kernels in bf16 and in fp32, by norms.
+# The largest allowed errors of kernels in bf16 and in fp32, relative by norms.
 TOLERANCES = {torch.bfloat16: 5e-2, torch.float32: 1e-4}
 NO_SOURCES = "expected --mamba-ssm FOLDER with mamba-ssm's sources; head_scan.py says how to get them"
 
@@ -56,7 +57,7 @@ def emit(program, setting, figure):
 
 
 class Deadline:
-    """Whether there is time for one more setting that takes as long as the one before."""
+    """The time limit: allows a setting if it ends in time when it takes as long as the last one."""
 
     def __init__(self, seconds):
         self.end, self.last = time.monotonic() + seconds, 0.0
@@ -75,7 +76,7 @@ class Deadline:
 
 
 def scan_inputs(device, kind, samples, positions, heads, width, states):
-    """x, dt, a, b, c, d, dt_bias and z, of the sizes of values that a new model has."""
+    """x, dt, a, b, c, d, dt_bias and z, with values of the size found in a new model."""
     def drawn(*shape):
         return torch.randn(*shape, device=device).to(kind)
 
@@ -93,12 +94,12 @@ def scan_inputs(device, kind, samples, positions, heads, width, states):
 
 
 def numbers_of_documents(samples, positions, documents):
-    """`[b, t]` of documents of so many positions."""
+    """The document number of each position, `[b, t]`, with documents of equal length."""
     return (torch.arange(positions, device="cuda", dtype=torch.int32) // documents).expand(samples, positions).contiguous()
 
 
 def combined(inputs, chunk, parts, numbers=None):
-    """mamba-ssm's scan of those inputs that `parts` asks for; step sizes are given as they are where there is no softplus."""
+    """mamba-ssm's scan with the given parts; without softplus the inputs are the step sizes themselves."""
     x, dt, a, b, c = (inputs[name] for name in ("x", "dt", "a", "b", "c"))
     others = {"seq_idx": numbers}
     if "softplus" in parts:
@@ -115,7 +116,7 @@ def error(found, expected):
 
 
 def disagreements(inputs, chunk):
-    """Errors of the scan with all parts, of its gradients, and of the operation without a gate that the model calls."""
+    """Errors of the scan with all parts and of its gradients, and of the model's operation, which has no gate."""
     names = list(inputs)
     dout = torch.randn(inputs["x"].shape, device=inputs["x"].device).to(inputs["x"].dtype)
     scans = {
@@ -182,7 +183,7 @@ def scan(arguments):
                 leaves = [each.requires_grad_() for each in given.values()]
                 run = functools.partial(combined, given, chunk, parts, numbers)
                 torch.cuda.reset_peak_memory_stats()
-                # The first call tunes.
+                # The first call autotunes.
                 out = run()
                 torch.autograd.grad(out, leaves, dout, retain_graph=True)
                 with torch.no_grad():
@@ -193,7 +194,7 @@ def scan(arguments):
                          "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
                 emit(program, setting, {name: round(value, 3) for name, value in found.items()})
                 del out, leaves, given
-    # Behind the timings, since the kernels are tuned once for all numbers of samples and positions.
+    # After the timings: the kernels are tuned only once, for any numbers of samples and positions.
     few = {name: each[:1, :512] if each.ndim > 1 else each for name, each in every.items()}
     for chunk in arguments.chunks:
         judge(program, {"chunk": chunk, "positions": 512}, disagreements(few, chunk), TOLERANCES[torch.bfloat16])
@@ -208,7 +209,7 @@ def judge(program, setting, errors, tolerance):
 
 # --- training -----------------------------------------------------------------------------------------------
 
-# What is tried of a model, and the function's arguments of each.
+# The variants of a model, and the arguments of its function in each.
 VARIANTS = {
     "mamba2": {"convolution shifted": {"convolution": "shifted"}, "convolution cudnn": {"convolution": "cudnn"}},
     "llama": {
@@ -221,7 +222,7 @@ BUILDERS = {"mamba2": models.mamba_2, "llama": models.llama}
 
 
 class Trainer:
-    """A model with its optimizer; a step is of `tokens[samples, t + 1]`, in microbatches."""
+    """A model with its optimizer; a step trains on `tokens[samples, t + 1]`, in microbatches."""
 
     def __init__(self, model, device, microbatch):
         self.model, self.device, self.microbatch = model, device, microbatch
@@ -231,7 +232,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
 
     def gradients(self, tokens):
-        """Adds the gradient of the mean loss of all samples; gives the loss."""
+        """Adds the gradient of the mean loss over all samples; returns the loss."""
         parts = tokens.split(self.microbatch)
         total = torch.zeros((), device=self.device)
         for part in parts:
@@ -250,7 +251,7 @@ class Trainer:
 
 
 def train(name, variant, microbatch, arguments):
-    """Tokens a second, and what was measured beside them."""
+    """Tokens a second, and the other measurements."""
     options = dict(VARIANTS[name][variant])
     backend = options.pop("backend", None)
     torch._dynamo.reset()
@@ -287,7 +288,7 @@ def train(name, variant, microbatch, arguments):
 
 
 def attempt(name, variant, microbatch, arguments):
-    """As `train`, or None where it ran out of memory or failed, which is said."""
+    """As `train`; reports a failure or a lack of memory, and returns None."""
     setting = {"variant": variant, "microbatch": microbatch, "samples_per_step": arguments.samples_per_step,
                "seq_len": arguments.seq_len, "residual": arguments.residual}
     try:
@@ -296,7 +297,7 @@ def attempt(name, variant, microbatch, arguments):
         figure = "out of memory"
     except Exception as problem:
         figure = f"failed: {type(problem).__name__}: {str(problem)[:400]}"
-    # What a failed attempt held is free only behind its exception.
+    # A failed attempt's memory is free only after its exception is gone.
     gc.collect()
     torch.cuda.empty_cache()
     emit(f"PyTorch {name}", setting, figure)
@@ -338,7 +339,7 @@ def rate(attempted):
 
 
 def check(name, arguments):
-    """The model with small sizes on the CPU, in each form that it has."""
+    """Checks small models on the CPU, in every variant."""
     full = models.MAMBA_2 if name == "mamba2" else models.LLAMA
     with torch.device("meta"):
         model = BUILDERS[name](full, torch.float32, lambda function: function)
@@ -389,7 +390,7 @@ def main():
         command.add_argument("--samples-per-step", type=int, default=32)
         command.add_argument("--microbatches", type=int, nargs="+", default=[8, 16, 4], help="samples that are tried, in order")
         command.add_argument("--steps", type=int, default=4)
-        # As mamba-ssm's models have it, and as is fastest.
+        # The type in mamba-ssm's models, and the fastest type.
         command.add_argument("--residual", choices=["float32", "bfloat16"], default="float32" if name == "mamba2" else "bfloat16")
     arguments = parser.parse_args()
     if not arguments.check and not torch.cuda.is_available():

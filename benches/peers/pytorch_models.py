@@ -1,7 +1,7 @@
-"""Mamba-2 and Llama in PyTorch, as `tidemill bench train` has them: fp32 parameters, products in bf16 by autocast.
+"""The Mamba-2 and Llama models of `tidemill bench train` in PyTorch: fp32 parameters, products in bf16 by autocast.
 
-A block is one function of the residual and of its layer's parameters, so that torch.compile sees it once for all layers. Queries, keys
-and values are one product, and so are the two halves of the gated MLP. Norms, gates and the loss are formed in fp32.
+A block is one function of the residual and of its layer's parameters, so that torch.compile compiles it once for all layers. Queries, keys
+and values are one product, and so are the two halves of the gated MLP. Norms, gates and the loss are computed in fp32.
 """
 
 import math
@@ -21,7 +21,7 @@ def rms_norm(x, weight):
 
 
 def loss_of(x, norm, table, following):
-    """Cross-entropy of `x[b, t, d]` with a head that is the table of embeddings."""
+    """Cross-entropy of `x[b, t, d]`; the output head is the embedding table."""
     logits = functional.linear(rms_norm(x, norm), table)
     return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
 
@@ -39,7 +39,7 @@ def ones(*shape):
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, norm, and a head that reads the embedding; gives the loss. `turns`: what every block reads besides."""
+    """Embedding, blocks, norm, and an output head tied to the embedding; returns the loss. `turns`: further inputs of every block."""
 
     def __init__(self, sizes, layers, block, residual, compiled, turns=None):
         super().__init__()
@@ -63,7 +63,7 @@ MAMBA_2 = {"vocabulary": 50_288, "width": 2048, "layers": 48, "head_width": 64, 
 
 
 def shifted(x, taps, bias):
-    """The causal convolution of each channel of `x[b, t, c]` as a sum of shifted products, which torch.compile makes one kernel of."""
+    """The causal convolution of each channel of `x[b, t, c]` as a sum of shifted products, which torch.compile fuses into one kernel."""
     positions, width = x.shape[1], taps.shape[1]
     padded = functional.pad(x, (0, 0, width - 1, 0))
     found = sum(padded[:, at : at + positions] * taps[:, at] for at in range(width)) + bias
@@ -99,7 +99,7 @@ def mamba_2_layer(sizes):
 
 
 def mamba_2(sizes, residual, compiled, convolution="shifted", scan=head_scan.head_scan):
-    """Mamba-2 (Dao and Gu, 2024, section 7), with one group: the norm behind the gate is over all heads."""
+    """Mamba-2 (Dao and Gu, 2024, section 7), with one group: the norm after the gate is over all heads."""
     convolve, p, n = CONVOLUTIONS[convolution], sizes["head_width"], sizes["states"]
 
     def block(x, layer, _):
@@ -125,7 +125,7 @@ ROPE_THETA = 500_000.0
 
 
 def rotate(x, cosines, sines):
-    """Rotary positions of `x[b, h, t, p]`, whose first half of channels turns with its second."""
+    """Rotary positions of `x[b, h, t, p]`: each channel of the first half is rotated with one of the second."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1).to(x.dtype)
 
@@ -144,8 +144,8 @@ def llama_layer(sizes):
 
 
 def llama(sizes, residual, compiled, keys="shared"):
-    """Llama (Touvron et al., 2023) with grouped-query attention. `keys`: whether attention shares the heads of keys and values among
-    those of queries, or reads them `repeated`."""
+    """Llama (Touvron et al., 2023) with grouped-query attention. `keys`: whether the heads of queries share the heads of keys and
+    values, or the latter are `repeated` in memory."""
     h, g = sizes["heads"], sizes["kv_heads"]
     p = sizes["width"] // h
     angles = torch.arange(sizes["positions"])[:, None] * ROPE_THETA ** (-torch.arange(0, p, 2) / p)

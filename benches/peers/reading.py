@@ -1,8 +1,8 @@
-"""Samples a second of StreamingDataset and of `tidemill bench data`, by turns, from shards of the same samples.
+"""Samples a second of StreamingDataset and of `tidemill bench data`, alternately, from shards of the same samples.
 
 40,000 samples of 2,049 int32 tokens, Zipf with exponent 1.2 over a vocabulary of 50,257: MDS shards of 64 MiB for
-StreamingDataset (uncompressed, local, which is what it reads fastest), what `tidemill prepare` makes of them, and 8 Parquet shards
-with pyarrow's defaults. Both sides shuffle and read batches of 64; StreamingDataset is tried with several shuffles and numbers of
+StreamingDataset (uncompressed and local, its fastest case), the output of `tidemill prepare` for them, and 8 Parquet shards
+with pyarrow's defaults. Both sides shuffle and read batches of 64; StreamingDataset runs with several shuffles and numbers of
 loader processes, and its best counts.
 
     pip install mosaicml-streaming==0.13.0 pyarrow
@@ -25,7 +25,7 @@ VOCABULARY = 50_257
 
 
 def rows(rng, count):
-    """`count` rows of tokens by Zipf's law, the tokens in an order that says nothing of their rank."""
+    """`count` rows of tokens by Zipf's law; a token's number does not depend on its frequency."""
     permutation = numpy.random.default_rng(7).permutation(VOCABULARY).astype(numpy.int32)
     drawn = rng.zipf(1.2, count * ROW * 2)
     return permutation[drawn[drawn < VOCABULARY][: count * ROW]].reshape(count, ROW)
@@ -53,7 +53,7 @@ def make(folder, tidemill):
 
 
 def streaming_dataset(folder, shuffle, workers):
-    """Samples a second of the second epoch, and milliseconds until the first batch of the first."""
+    """Samples a second of the second epoch, and milliseconds until the first batch of the first epoch."""
     import streaming
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader

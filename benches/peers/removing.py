@@ -1,12 +1,12 @@
-"""One step of preparing by a peer, in a process of its own: what it costs, and which documents are kept.
+"""One preparation step of a peer, in a process of its own: its cost, and the kept documents.
 
     pip install datatrove==0.10.1 'xxhash<4' spacy tokenizers pyarrow 'datasets<6' click click-option-group rich scipy ftfy regex
     pip install --no-deps text-dedup==0.4.0
     python benches/peers/removing.py STEP DOCUMENTS.jsonl [--tokenizer tokenizer.json] [--filter gopher,repetition,c4]
 
-STEP is `datatrove-signatures` (its first stage), `datatrove-near` (all four), `text-dedup-near`, `datatrove-filter` or `tokenizers`. Near copies are looked for in 14 bands of 8 minima of runs of five words. Loading libraries,
-and what the first text makes, is not counted; processes that the step starts are. Prints JSON: seconds of the CPU and the clock,
-bytes of text, memory at most, and the places of the documents that are kept.
+STEP is `datatrove-signatures` (its first stage), `datatrove-near` (all four), `text-dedup-near`, `datatrove-filter` or `tokenizers`. Near
+copies are found by 14 bands of 8 minima of runs of five words. The time excludes loading libraries and the first text, and includes
+child processes. Prints JSON: CPU seconds, wall-clock seconds, bytes of text, peak memory, and the places of the kept documents.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--tokenizer")
     parser.add_argument("--filter", default="gopher,repetition,c4")
     arguments = parser.parse_args()
-    # One core, as the program's arms have one worker.
+    # One core, like the program's arms of one worker.
     os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
     texts, warm = texts_of(arguments.documents), ["The tide turns the mill twice a day, and the miller sleeps. " * 9]

@@ -1,12 +1,12 @@
-"""Training a byte-level BPE with `tidemill tokenizer` and with Hugging Face's `tokenizers`, by turns, and whether `transformers` opens
-the first and gives the program's ids.
+"""Trains a byte-level BPE with `tidemill tokenizer` and with Hugging Face's `tokenizers`, alternately, and checks that `transformers`
+opens the first and gives the program's ids.
 
     pip install tokenizers transformers pyarrow
     python benches/peers/training_tokenizers.py DOCUMENTS [--vocab-size 32000] [--rounds 3] [--megabytes 60]
 
-DOCUMENTS is a folder of `corpora.py`, of which the program counts all, and both count the first megabytes by turns. Both have GPT-2's
-splitter, the 256 bytes as alphabet and one special token. Seconds are of the CPU (user and system, all threads and processes), from
-start to end of the process for both; those in which Python starts and reads the lines are told apart by a run that only does that.
+DOCUMENTS is a folder of `corpora.py`: the program trains on all of it, and both train alternately on the first megabytes. Both have
+GPT-2's splitter, the 256 bytes as alphabet and one special token. Seconds are CPU seconds (user and system, all threads and processes)
+from start to end of the process; a separate run measures only the start of Python and the reading of lines.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def merges(path):
 
 
 def same_ids(program, tokenizer, documents, folder):
-    """Whether the ids that the program writes are those of `transformers`; prints how many were compared."""
+    """Whether the program writes the ids of `transformers`; prints how many were compared."""
     import pyarrow.parquet
     from transformers import AutoTokenizer
 
@@ -63,7 +63,7 @@ def same_ids(program, tokenizer, documents, folder):
     found = []
     for shard in json.loads((pathlib.Path(folder) / "set" / "index.json").read_text())["shards"]:
         for row in pyarrow.parquet.read_table(f"{folder}/set/{shard['file']}")["tokens"].to_pylist():
-            # A row begins with the token with which the one before ends.
+            # A row begins with the last token of the row before.
             assert not found or found[-1] == row[0], "rows do not follow each other"
             found += row[1:] if found else row
     compared = min(len(found), len(expected))

@@ -1,6 +1,6 @@
 """Losses of several runs side by side: compare.py OUT REFERENCE RUN..., where OUT/RUN is a run folder.
 
-Writes OUT/losses.json and prints, for each run, the largest difference from the reference and the step that it is at.
+Writes OUT/losses.json and prints, for each run, the largest difference from the reference and its step.
 """
 
 import json

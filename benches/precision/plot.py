@@ -1,4 +1,4 @@
-"""Draws what run.sh left: plot.py LOSSES.json OUT.svg. Needs matplotlib."""
+"""Plots the losses of run.sh: plot.py LOSSES.json OUT.svg. Needs matplotlib."""
 
 import json
 import pathlib

@@ -5,9 +5,9 @@
 #   benches/precision/run.sh TEXT_FOLDER OUT
 #
 # PROGRAM names the program (target/release/tidemill), WORKERS the CPU's workers (8), GPUS the backends ("cuda rocm"; "cuda" or
-# "rocm" where there is one alone). HIP_LIBRARIES is a folder of libraries that stand for ROCm's: on an NVIDIA GPU what
-# kernels/tests/hip_on_cuda/build makes, without a GPU what the tests make of kernels/tests/hip_runtime (then a small
-# model and few steps: MODEL, STEPS, SEQ_LEN and LANES).
+# "rocm" if only one is present). HIP_LIBRARIES is a folder of libraries that replace ROCm's: on an NVIDIA GPU the output of
+# kernels/tests/hip_on_cuda/build, without a GPU the libraries that the tests build from kernels/tests/hip_runtime (then
+# with a small model and few steps: MODEL, STEPS, SEQ_LEN and LANES).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 text=${1:?a folder of text} out=${2:?a folder for results}
@@ -73,7 +73,7 @@ for gpu in "${gpus[@]}"; do
         arms+=("$gpu-$precision")
     done
 done
-# A quarter each: of one GPU backend CPU, GPU, CPU, GPU; of two CPU, one, the other, CPU.
+# A quarter of the steps each: with one GPU backend CPU, GPU, CPU, GPU; with two CPU, the first, the second, CPU.
 route=(cpu "${gpus[0]}" "${gpus[1]:-cpu}" "${gpus[1]:+cpu}")
 for part in 1 2 3 4; do
     device=${route[$((part - 1))]:-${gpus[0]}}

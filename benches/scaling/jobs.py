@@ -1,4 +1,4 @@
-"""What is measured: commands, how many GPUs each takes, and about how long."""
+"""The measurements: commands, their numbers of GPUs, and their estimated times."""
 
 import dataclasses
 import json
@@ -7,18 +7,18 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 SEQUENCE = 2048
-# Samples of a step where the number of GPUs does not change it.
+# Samples of a step in strong scaling.
 STRONG_SAMPLES = 256
 
 
 @dataclasses.dataclass
 class Job:
-    """A command on some GPUs; its last line is JSON where `result` says so."""
+    """A command on some GPUs; with `result`, its last line is JSON."""
 
     name: str
     gpus: int
     command: list[str]
-    # A guess of its seconds: the longest start first, and none is started that would be cut off.
+    # Estimated seconds: the longest jobs start first, and a job that would not end in time does not start.
     seconds: float
     result: bool = True
 
@@ -29,14 +29,14 @@ class Model:
     # Samples of a grain, and grains of a microbatch.
     grain_samples: int
     microbatch_grains: int
-    # What it has to share out on several GPUs.
+    # What several GPUs must shard.
     shard: str
-    # Seconds until its first step, and tokens a second of a GPU, as guesses.
+    # Estimated seconds until the first step, and estimated tokens a second of a GPU.
     start: float
     rate: float
-    # Steps that are measured with 32 and 8 samples a GPU, and with a fixed number of samples.
+    # Measured steps with 32 and with 8 samples a GPU, and with a fixed number of samples.
     steps: tuple[int, int, int]
-    # Whether several lanes of a worker have room.
+    # Whether several lanes fit a worker's memory.
     several_lanes: bool = True
 
     def train(self, gpus: int, samples: int, steps: int, *, lanes: int = 0, processes: int = 1, profile: bool = False):
@@ -66,12 +66,12 @@ MODELS = [
 
 
 def counts(gpus: int) -> list[int]:
-    """1, 2, 4 and so on, and all."""
+    """The powers of two up to `gpus`, and `gpus`."""
     return sorted({gpus, *(2**power for power in range(gpus.bit_length()) if 2**power <= gpus)})
 
 
 def training(program: str, model: Model, gpus: int) -> list[Job]:
-    """Weak and strong scaling of a model on so many GPUs."""
+    """Weak and strong scaling of a model on `gpus` GPUs."""
     name = f"{model.preset} {gpus}"
     many, few, strong = model.steps
     jobs = []
@@ -82,12 +82,12 @@ def training(program: str, model: Model, gpus: int) -> list[Job]:
 
     add("weak 32", 32 * gpus, many)
     add("weak 8", 8 * gpus, few)
-    # One sum for all numbers of GPUs, so that their losses are equal to the last digit.
+    # The same lanes for all numbers of GPUs, so that their losses are equal to the last digit.
     lanes = max(8, gpus) if model.several_lanes else gpus
     add(f"strong {STRONG_SAMPLES}", STRONG_SAMPLES, strong, lanes=lanes)
     if gpus == 1:
         add("profile 8", 8, 1, profile=True)
-        # What a step takes where there is little to do.
+        # The time of small steps.
         for samples in (1, 2, 4):
             add(f"weak {samples}", samples, few)
     elif model.several_lanes:
@@ -98,7 +98,7 @@ def training(program: str, model: Model, gpus: int) -> list[Job]:
 
 
 def sums(program: str, gpus: int) -> list[Job]:
-    """Sums along the tree, what is gathered, and NCCL's own, over threads and over processes."""
+    """Sums along the tree, gathers, and NCCL's own collectives, over threads and over processes."""
     flags = [program, "bench", "collective", "--backend", "cuda", "--format", "json"]
     buckets = ["--buckets", "1,4,16,64,256,1024"]
     return [
@@ -116,7 +116,7 @@ def peers(gpus: int) -> list[Job]:
 
 
 def promises(program: str, gpus: int) -> list[Job]:
-    """Elasticity and kills, as the tests of the whole system have them, on all GPUs."""
+    """The elasticity and kill tests of the whole system, on all GPUs."""
     filters = ["elastic::", "kill_and_resume::", "--test-threads", str(gpus)]
     return [
         Job(
@@ -131,13 +131,13 @@ def promises(program: str, gpus: int) -> list[Job]:
 
 
 def moving(program: str, out: pathlib.Path, gpus: int) -> list[Job]:
-    """A run that goes from all GPUs to fewer and back, beside one that stays."""
+    """A run that moves from all GPUs to fewer and back, compared with a run that stays."""
     command = [sys.executable, str(HERE / "moving.py"), str(out / "moving"), "--program", program, "--gpus", str(gpus)]
     return [Job(f"moving {gpus}", gpus, command, 60)]
 
 
 def all_jobs(program: str, tests: str | None, out: pathlib.Path, gpus: int) -> list[Job]:
-    """All that a machine with so many GPUs is asked for."""
+    """All jobs of a machine with `gpus` GPUs."""
     jobs = []
     for count in counts(gpus):
         for model in MODELS:
@@ -152,7 +152,7 @@ def all_jobs(program: str, tests: str | None, out: pathlib.Path, gpus: int) -> l
 
 
 def finished(results: pathlib.Path) -> dict[str, dict]:
-    """What has been measured, by name."""
+    """The successful measurements by name."""
     if not results.exists():
         return {}
     return {line["job"]: line for line in map(json.loads, results.read_text().splitlines()) if "failed" not in line}

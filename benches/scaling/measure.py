@@ -1,4 +1,4 @@
-"""Runs the jobs of jobs.py on the GPUs of this machine, as many side by side as have GPUs of their own; run.sh says how."""
+"""Runs the jobs of jobs.py on the GPUs of this machine, in parallel while there are free GPUs; run.sh shows the usage."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ import time
 
 from jobs import Job, all_jobs, finished
 
-# A job that takes so many times its guess hangs.
+# A job that takes this many times its estimate hangs.
 PATIENCE = 3
 
 
@@ -27,7 +27,7 @@ class Running:
         )
 
     def result(self) -> dict | None:
-        """Its line, once it has ended."""
+        """The result line, or None while the job runs."""
         seconds = time.monotonic() - self.started
         if self.process.poll() is None:
             if seconds < PATIENCE * self.job.seconds + 60:
@@ -66,7 +66,7 @@ def main() -> None:
         for job in all_jobs(program, arguments.promises, out, len(free))
         if job.name not in done and re.search(arguments.only, job.name)
     ]
-    # Those that need the most GPUs, and of these the longest: small ones fill what is left.
+    # Jobs with the most GPUs first, then the longest; small jobs fill the remaining GPUs.
     waiting = sorted(jobs, key=lambda job: (-job.gpus, -job.seconds))
     running: list[Running] = []
     while waiting or running:

@@ -1,6 +1,6 @@
-"""A run that goes from all GPUs to three (or one) and back, killed each time, beside one that stays: equal to the bit, or it fails.
+"""A run that moves from all GPUs to three (or one) and back, killed each time, must equal a run that stays, to the bit.
 
-What is trained is mamba-130m on this project's own text. One line of JSON with the digests of the weights and the optimizer's state."""
+Trains mamba-130m on this project's own text. Prints one line of JSON with the digests of the weights and the optimizer's state."""
 
 import argparse
 import hashlib
@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 STEPS = 12
-# A checkpoint after so many; a kill falls between two.
+# Steps between checkpoints; a kill falls between two.
 EVERY = 4
 
 
@@ -48,7 +48,7 @@ keep = 10
 
 
 def digests(run: pathlib.Path) -> dict[str, str]:
-    """Of what the last checkpoint holds, by file."""
+    """Digests of the files of the last checkpoint."""
     last = max((run / "checkpoints").iterdir(), key=lambda step: int(step.name.removeprefix("step-")))
     files = sorted(last.glob("*.safetensors"))
     if last.name.removeprefix("step-").lstrip("0") != str(STEPS) or not files:
@@ -79,7 +79,7 @@ def main() -> None:
         subprocess.run([*train, "-w", str(workers), *flags], check=True, stdout=subprocess.DEVNULL)
 
     def killed_after(step: int, workers: int, *flags: str) -> None:
-        """Trains until a step is reported, and kills the process where it stands."""
+        """Trains until a step is reported, and then kills the process."""
         process = subprocess.Popen(
             [*train, "-w", str(workers), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -1,8 +1,8 @@
-"""Tokens a second of PyTorch for MPT-1B over all visible GPUs: what run.sh puts beside `tidemill bench train`.
+"""Tokens a second of PyTorch for MPT-1B over all visible GPUs, which run.sh compares with `tidemill bench train`.
 
 The model is that of the preset mpt-1b (24 layers of 16 heads, width 2048, positions that are learned, tied embeddings), without biases,
 which costs PyTorch less. bf16 by autocast over fp32 parameters, fp32 gradients, cuDNN's attention, AdamW (fused), clipped to a norm of 1,
-compiled; microbatches of 8 samples, of which all but the last leave gradients where they are. DDP is
+compiled; microbatches of 8 samples, and only the last one reduces gradients. DDP is
 torch.nn.parallel.DistributedDataParallel; FSDP2 is fully_shard on every block (PyTorch 2.11), matrices gathered in bf16 and
 gradients summed in fp32. One line of JSON for each number of samples a GPU.
 """
@@ -67,7 +67,7 @@ class Mpt(nn.Module):
 
 
 def wrapped(way, model, rank, world):
-    """The model as it is called, and what holds its gradients back until the last microbatch."""
+    """The parallel model, and a context that defers the reduction of gradients until the last microbatch."""
     if world == 1:
         return torch.compile(model, dynamic=False), lambda last: contextlib.nullcontext()
     if way == "ddp":

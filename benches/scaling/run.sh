@@ -3,9 +3,9 @@
 #
 #   benches/scaling/run.sh OUT [measure.py's flags]
 #
-# Writes OUT/results.jsonl, one line for each measurement, and a log of each. What stands there already is not measured again, so that
-# the jobs may be spread over several calls (--seconds says how long one may take). PROGRAM names the program
-# (target/release/tidemill), PYTHON one that has PyTorch, whose DDP and FSDP2 are measured beside (python3), PROMISES the test program of
+# Writes OUT/results.jsonl, one line for each measurement, and a log of each. Finished measurements are not repeated, so the
+# jobs may be spread over several calls (--seconds limits the time of a call). PROGRAM names the program
+# (target/release/tidemill), PYTHON a Python with PyTorch, whose DDP and FSDP2 are measured too (python3), PROMISES the test program of
 # the whole system, whose tests of elasticity and of kills then run on all GPUs too.
 #
 # Then, on any machine, with matplotlib:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Step times on more GPUs than were measured, from the parts that were.
+"""Predicts step times on more GPUs than were measured, from measured parts.
 
     benches/scaling/simulate.py RESULTS.jsonl [--plot OUT.svg] [--check]
 
@@ -7,7 +7,7 @@ A step of N GPUs in islands of eight (NVLink inside, a link of 400 Gb/s between 
 
     step(s) - U (1 - 1/N) + sums that the backward pass does not hide + gathering
 
-`step(s)`: what one GPU takes for s samples, measured for 1 to 32, a straight line beyond and between. `U`: its update of all parameters, of which each of N does its share. Sums: buckets of
+`step(s)`: the time of one GPU for s samples, measured for 1 to 32, a straight line beyond and between. `U`: the update of all parameters by one GPU; each of N updates its share. Sums: buckets of
 16 MiB become ready at even times in the backward pass of the last microbatch (two thirds of its time) and are summed one after the other, each in L + S (N - 1) / N / R inside an
 island, where L and R are of the measured rates of buckets of 16 MiB and 1 GiB; across H islands a bucket's S (H - 1) / H more bytes cross the network, an eighth for each GPU where each has a link, while the
 next bucket is summed inside. Gathering: 2 bytes a parameter, (N - 1) / N of them to each GPU, into an island once. Where parameters are sharded, blocks are gathered before each microbatch's passes instead, inside an island,
@@ -28,7 +28,7 @@ from jobs import MODELS, SEQUENCE, STRONG_SAMPLES, Model, counts, finished
 
 ISLAND = 8
 BUCKET_BYTES = 16 << 20
-# 400 Gb/s in bytes, what of it a long message gets, and what a message takes at least.
+# 400 Gb/s in bytes, the share of it that a long message gets, and the latency of a message in seconds.
 LINK_BYTES_PER_SECOND = 50e9
 NETWORK_SHARE = 0.9
 NETWORK_LATENCY = 10e-6
@@ -40,7 +40,7 @@ MOST = 1024
 
 @dataclasses.dataclass
 class Sums:
-    """What a bucket takes inside an island: `latency + received / rate`, summed and gathered."""
+    """The time of a bucket inside an island: `latency + received / rate`, summed and gathered."""
 
     summed: tuple[float, float]
     gathered: tuple[float, float]
@@ -60,7 +60,7 @@ class Sums:
 
 @dataclasses.dataclass
 class Parts:
-    """What is known of a model on one GPU."""
+    """The measurements of a model on one GPU."""
 
     model: Model
     parameters: int
@@ -68,7 +68,7 @@ class Parts:
     steps: dict[int, float]
     # Seconds in which one GPU updates all parameters.
     update: float
-    # Seconds that a microbatch takes longer on two GPUs that share out parameters.
+    # Additional seconds of a microbatch on two GPUs with sharded parameters.
     gathered: float = 0.0
 
     def step(self, samples: float) -> float:
@@ -79,7 +79,7 @@ class Parts:
         return self.steps[low] + slope * (samples - low)
 
     def predict(self, gpus: int, samples: float, sums: Sums, shard: str, links: int = ISLAND) -> float:
-        """Seconds of a step of `samples` a GPU on `gpus`, `links` of an island to the network."""
+        """Seconds of a step of `samples` a GPU on `gpus`; an island has `links` to the network."""
         if gpus == 1:
             return self.step(samples)
         inside, islands = min(gpus, ISLAND), max(1, gpus // ISLAND)
@@ -90,7 +90,7 @@ class Parts:
         near = latency + BUCKET_BYTES * (inside - 1) / inside / rate
         bucket = max(near, BUCKET_BYTES * crossing + far)
         microbatch = min(self.model.grain_samples * self.model.microbatch_grains, samples)
-        # All of a step that is one microbatch, else what one more microbatch takes.
+        # The time of the last microbatch: the whole step if it is the only one.
         last = self.step(samples) - (self.step(samples - microbatch) if samples > microbatch else 0.0)
         backward = 2 / 3 * last
         done = 0.0
@@ -98,7 +98,7 @@ class Parts:
             done = max(done, backward * (index + 1) / buckets) + bucket
         exposed = done - backward + far
         latency, rate = sums.gathered
-        # bf16 of what others own, bucket by bucket.
+        # bf16 parameters of the other ranks, bucket by bucket.
         part = BUCKET_BYTES / 2
         gathering = buckets * max(latency + part * (inside - 1) / inside / rate, part * crossing + far)
         if shard == "parameters":
@@ -110,7 +110,7 @@ class Parts:
 
 
 def parts_of(model: Model, done: dict[str, dict]) -> Parts | None:
-    """From what was measured on one GPU."""
+    """The parts from the measurements on one GPU."""
     steps, parameters = {}, 0
     for samples in (1, 2, 4, 8, 32):
         if line := done.get(f"{model.preset} 1 weak {samples}"):
@@ -137,7 +137,7 @@ def measured(model: Model, done: dict[str, dict], gpus: int):
 
 
 def compare(all_parts: list[Parts], done: dict[str, dict], sums: dict[int, Sums]) -> bool:
-    """Prints what was measured beside what is predicted; answers whether all are within 5 %."""
+    """Prints measured and predicted rates; returns whether all agree within 5 %."""
     within = True
     print("| model | GPUs | samples | measured, tokens/s a GPU | of one | predicted | |")
     print("|---|---|---|---|---|---|---|")
@@ -154,7 +154,7 @@ def compare(all_parts: list[Parts], done: dict[str, dict], sums: dict[int, Sums]
 
 
 def scaled(parts: Parts, sums: Sums, links: int, samples_of) -> list[tuple[int, float]]:
-    """Tokens a second of a GPU beside those of eight, by GPUs."""
+    """Tokens a second of a GPU relative to eight GPUs, by number of GPUs."""
 
     def rate(gpus: int) -> float:
         samples = samples_of(gpus)
@@ -185,7 +185,7 @@ def plot(all_parts: list[Parts], sums: Sums, out: pathlib.Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # The same picture is the same file.
+    # The same plot gives the same bytes.
     matplotlib.rcParams["svg.hashsalt"] = "scaling"
     from matplotlib import pyplot
 

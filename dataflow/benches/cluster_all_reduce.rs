@@ -1,12 +1,12 @@
-//! `all_reduce` between two processes of a cluster: what sealing the data costs.
+//! `all_reduce` between two processes of a cluster: the cost of encryption.
 //!
 //! ```text
 //! cargo bench -p tidemill --bench cluster_all_reduce -- [--megabytes 256] [--window-kib 1024] [--rounds 7]
 //! ```
 //!
-//! The exchange is that of `tidemill-collective`'s benchmark `all_reduce`, between two processes of one worker over
-//! TCP loopback: over timely's own connections, which carry plain bytes, and over those of a cluster, which are
-//! encrypted, authenticated and checked. In turn, three times, so that both meet the same machine.
+//! The exchange is the one of `tidemill-collective`'s benchmark `all_reduce`, between two processes of one worker over
+//! TCP loopback: over timely's own connections, which carry plain bytes, and over a cluster's connections, which are
+//! encrypted and authenticated. Both run alternately, three times, so that changes of the machine's load affect both.
 
 #[path = "../../collective/benches/all_reduce/exchange.rs"]
 mod exchange;

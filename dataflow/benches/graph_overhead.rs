@@ -1,5 +1,5 @@
-//! What the training graph itself costs a step: a model whose arithmetic takes a few microseconds, 3,000 steps; and
-//! what it costs a chunk of state, of which a large model has tens of thousands.
+//! The cost of the training graph itself: for a step, over 3,000 steps of a model whose arithmetic takes a few
+//! microseconds; and for a chunk of state, of which a large model has tens of thousands.
 //!
 //! ```text
 //! cargo bench -p tidemill --bench graph_overhead
@@ -34,7 +34,7 @@ use tidemill::parallel::Sharding;
 use bigram::Bigram;
 use idle::Idle;
 
-/// Chunks of state, and elements of each.
+/// Chunks of state, and elements of a chunk.
 const CHUNKS: usize = 20_000;
 const CHUNK: usize = idle::CHUNK_ELEMENTS;
 
@@ -64,7 +64,7 @@ fn rule() -> ScheduledRule<Cpu> {
     ScheduledRule::new(&OptimizerSettings::default(), schedule, 1)
 }
 
-/// Microseconds a step of `steps`.
+/// Microseconds a step, over `steps` steps.
 fn measure<M: Trainable<Cpu, Sample = Tokens>>(
     workers: usize,
     steps: u64,

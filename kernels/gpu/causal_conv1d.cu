@@ -24,7 +24,7 @@ struct CausalConv1dSiluForward {
     u32 channels;   // e
     u32 width;      // k
     u32 samples;    // b
-    const u32* beginnings;  // of documents.h, or null
+    const u32* start_bits;  // of documents.h, or null
 };
 
 constexpr u32 RUN_POSITIONS = 32;
@@ -41,7 +41,7 @@ struct Walk {
     // The inputs of a batch, after the BEFORE inputs that precede it.
     Pack<LANES> inputs[BEFORE + BATCH];
 #if DOCUMENTS
-    u32 beginnings;  // The bits of the run.
+    u32 start_bits;  // The bits of the run.
 #endif
 
     // WHOLE: the run has all positions of the batch. A conditional store is a branch, which the other threads wait for.
@@ -51,7 +51,7 @@ struct Walk {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
 #if DOCUMENTS
-            if (beginnings >> ((first + i) % RUN_POSITIONS) & 1) forget<BEFORE>(inputs + i);
+            if (start_bits >> ((first + i) % RUN_POSITIONS) & 1) forget<BEFORE>(inputs + i);
 #endif
             Pack<LANES> activated;
 #pragma unroll
@@ -96,10 +96,10 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
     x.template load_before<TAPS - 1>(walk.inputs, run.first);
 #if DOCUMENTS
     static_assert(RUN_POSITIONS == WORD_POSITIONS, "a run has a word");
-    const u32* const beginnings =
-        beginnings_of(arguments.beginnings, run.sample_row, arguments.positions);
-    walk.beginnings = bits_from(beginnings, run.first, arguments.positions);
-    forget_before<TAPS - 1>(walk.inputs, bits_before<TAPS - 1>(beginnings, run.first));
+    const u32* const start_bits =
+        start_bits_of(arguments.start_bits, run.sample_row, arguments.positions);
+    walk.start_bits = bits_from(start_bits, run.first, arguments.positions);
+    forget_before<TAPS - 1>(walk.inputs, bits_before<TAPS - 1>(start_bits, run.first));
 #endif
     // Two batches in one iteration, so that neither has to be moved to the registers of the other.
     for (u32 first = run.first; first < run.last; first += 2 * BATCH) {

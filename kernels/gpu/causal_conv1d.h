@@ -128,9 +128,9 @@ DEVICE void forget(Pack<LANES>* inputs) {
 }
 // Among the COUNT inputs before a run, sets those to zero that precede the beginning of a document; its bits are given.
 template <u32 COUNT, u32 LANES>
-DEVICE void forget_before(Pack<LANES>* inputs, u32 beginnings) {
+DEVICE void forget_before(Pack<LANES>* inputs, u32 start_bits) {
 #pragma unroll
-    for (u32 i = 0; i < COUNT; i++) inputs[i] = or_zero(!(beginnings >> i >> 1), inputs[i]);
+    for (u32 i = 0; i < COUNT; i++) inputs[i] = or_zero(!(start_bits >> i >> 1), inputs[i]);
 }
 
 // What one thread reads of a sample's rows: LANES channels, rows `stride` elements apart.

@@ -30,7 +30,7 @@ struct CausalConv1dSiluBackward {
     u32 positions;  // t
     u32 channels;   // e
     u32 width;      // k
-    const u32* beginnings;  // of documents.h, or null
+    const u32* start_bits;  // of documents.h, or null
 };
 
 constexpr u32 RUN_POSITIONS = 64;
@@ -118,8 +118,8 @@ struct Walk {
     Pack<LANES> gradients[BEFORE + BATCH];
     // Sums over positions of scaled g: for the gradients of the taps, and for that of the bias.
     Pack<LANES> sums[TAPS + 1];
-    const u32* sample_beginnings;
-    u32 beginnings;  // Of documents: a bit for each of the inputs.
+    const u32* sample_start_bits;
+    u32 start_bits;  // Of documents: a bit for each of the inputs.
 
     __device__ __forceinline__ Walk(const CausalConv1dSiluBackward& arguments, const Run& run)
         : dx(arguments.dx + run.sample_row * arguments.dx_stride + run.channel),
@@ -130,16 +130,16 @@ struct Walk {
 #pragma unroll
         for (u32 tap = 0; tap <= TAPS; tap++) sums[tap] = filled<LANES>(0.0f);
         if (DOCUMENTS) {
-            sample_beginnings = beginnings_of(arguments.beginnings, run.sample_row, positions);
-            beginnings = 0;
+            sample_start_bits = start_bits_of(arguments.start_bits, run.sample_row, positions);
+            start_bits = 0;
         }
     }
 
     // The inputs before the run have arrived: sets those of other documents to zero.
     __device__ __forceinline__ void forget_others() {
         if (DOCUMENTS) {
-            beginnings = bits_before<BEFORE>(sample_beginnings, first);
-            forget_before<BEFORE>(inputs, beginnings);
+            start_bits = bits_before<BEFORE>(sample_start_bits, first);
+            forget_before<BEFORE>(inputs, start_bits);
         }
     }
 
@@ -147,8 +147,8 @@ struct Walk {
     __device__ __forceinline__ void mark(u32 start) {
         static_assert(WORD_POSITIONS % BATCH == 0, "a batch is within a word");
         if (DOCUMENTS) {
-            const u32 bits = bits_from(sample_beginnings, start, positions) & ((1u << BATCH) - 1);
-            beginnings |= bits << BEFORE;
+            const u32 bits = bits_from(sample_start_bits, start, positions) & ((1u << BATCH) - 1);
+            start_bits |= bits << BEFORE;
         }
     }
 
@@ -167,7 +167,7 @@ struct Walk {
 
     // g, times -ln(2), in place of dout.
     __device__ __forceinline__ void differentiate(u32 i, bool inside) {
-        if (DOCUMENTS && (beginnings >> (BEFORE + i) & 1)) forget<BEFORE>(inputs + i);
+        if (DOCUMENTS && (start_bits >> (BEFORE + i) & 1)) forget<BEFORE>(inputs + i);
 #pragma unroll
         for (u32 lane = 0; lane < LANES; lane++) {
             float& g = gradients[BEFORE + i].at[lane];
@@ -192,7 +192,7 @@ struct Walk {
     // are each other's reciprocals.
     __device__ __forceinline__ Pack<LANES> ended(u32 i) const {
         // The documents of the positions after it.
-        const u32 after = DOCUMENTS ? beginnings >> (i + 1) : 0;
+        const u32 after = DOCUMENTS ? start_bits >> (i + 1) : 0;
         Pack<LANES> dx_ended;
 #pragma unroll
         for (u32 lane = 0; lane < LANES; lane++) {
@@ -230,7 +230,7 @@ struct Walk {
             inputs[i] = inputs[BATCH + i];
             gradients[i] = gradients[BATCH + i];
         }
-        if (DOCUMENTS) beginnings >>= BATCH;
+        if (DOCUMENTS) start_bits >>= BATCH;
     }
 
     // The run's last dx, once the g after the run are in the places of a batch.

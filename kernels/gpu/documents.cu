@@ -1,15 +1,15 @@
 // Writes the bits of documents.h, which the kernels over sequences read.
 #include "documents.h"
 
-struct DocumentBeginnings {
-    u32* beginnings;    // [b, ceil(t / 32)]
+struct DocumentStartBits {
+    u32* start_bits;    // [b, ceil(t / 32)]
     const u32* starts;  // [b t]: the position in its sample of the first token of each row's document
     u32 positions;      // t
     u32 words;          // of all samples
 };
 
 // A thread for each word.
-KERNEL(document_beginnings, 256, 1, DocumentBeginnings) {
+KERNEL(document_start_bits, 256, 1, DocumentStartBits) {
     const u32 word = blockIdx.x * 256 + threadIdx.x;
     if (word >= arguments.words) return;
     const u32 positions = arguments.positions;
@@ -21,5 +21,5 @@ KERNEL(document_beginnings, 256, 1, DocumentBeginnings) {
         const u32 position = first + i;
         if (position > 0 && starts[position] == position) bits |= 1u << i;
     }
-    arguments.beginnings[word] = bits;
+    arguments.start_bits[word] = bits;
 }

@@ -1,6 +1,6 @@
-// The gradients of the scan of heads, in the chunks of head_scan.h. A walk forwards forms the states again and leaves dz and each
-// head's part of dC; one backwards carries G, the gradient of the state behind a chunk, and leaves dx, the raw step sizes' gradients
-// and each head's part of dB. scan_sums.cu adds the parts.
+// The gradients of the scan of heads, in the chunks of head_scan.h. A forward walk recomputes the states and writes dz and each head's
+// part of dC. A backward walk carries G, the gradient of the state after a chunk, and writes dx, the gradients of the raw step sizes and
+// each head's part of dB. scan_sums.cu adds the parts.
 //
 // With dy = dout silu(z), u, S, E, L and h of head_scan.h, and sums over i >= j of the chunk:
 //
@@ -10,15 +10,15 @@
 //   G'   = E_L G + sum over i of E_i dy_i C_i
 //   ddelta_t = A q_t + x_t . du_t;   dA = sum over t of delta_t q_t
 //
-// q_t, the gradient by the logarithm of a decay, sums all that passes from a position before t to t or to one behind it:
+// q_t, the gradient by the logarithm of the decay at t, sums the contributions of positions before t to t and to the positions after it:
 //
 //   q_t = sum over j < t <= i of S_ij (C_i . B_j)(dy_i . u_j) + sum over i >= t of E_i dy_i . (C_i . h)
 //         + sum over j < t of S_Lj u_j . (G . B_j) + E_L (G . h)
 //
-// The last needs states that the second walk does not have. But G . h' is E_L (G . h) and the sum before it over all of the chunk, so
-// it is what is left of G . h', which the chunk behind knows. That loses digits only where E_L is small, and then it is small beside
-// the others; below NEGLIGIBLE it is nothing. So that errors do not add up over a long document, the first walk saves states in places,
-// and there G . h' is formed anew.
+// The last term needs states, which the backward walk does not have. But G . h' = E_L (G . h) + sum over j <= L of S_Lj u_j . (G . B_j), so
+// the term is G . h', known from the next chunk, less that sum. The difference loses digits only where E_L is small, and there the term
+// is small beside the others; for E_L up to NEGLIGIBLE it counts as zero. The forward walk saves the state every SAVED_POSITIONS
+// positions of a document, and the backward walk recomputes G . h' there, so that errors do not add up over a long document.
 #include "head_scan_chunk.h"
 
 namespace {
@@ -34,7 +34,7 @@ struct Shared {
     activation dy[PARTS * LENGTH * CHANNELS];
     Steps steps;
     float pairs[PAIRS][TILE], rows[PAIRS][TILE];  // of put_pair_sums
-    // Of the channels of either half: S_Lj u_j . (G . B_j), and x . du.
+    // S_Lj u_j . (G . B_j) and x . du, summed over the channels of each half.
     float from_state[HALVES][LENGTH], of_delta[HALVES][LENGTH];
     float passed[LENGTH];
     float partial[WARPS];
@@ -46,7 +46,7 @@ DEVICE void put_dy(const SplitChannels& dy, const HeadScanBackwardArguments& arg
     static_assert(CHUNK_THREADS % FOURS == 0 && LENGTH % STEP == 0, "a thread has whole rows' steps of one column");
     const u32 first = threadIdx.x / FOURS, column = threadIdx.x % FOURS * 4;
     float4 gradient[STEPS], z[STEPS];
-    // All are on their way before the first is waited for.
+    // All loads are issued before the first is used.
     const auto load = [&](bool wide) {
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
@@ -70,11 +70,11 @@ DEVICE void put_dy(const SplitChannels& dy, const HeadScanBackwardArguments& arg
     }
 }
 
-// The states that are formed at once of a head's part of dC or of dB.
+// Tiles of states that form_share computes at once.
 constexpr u32 SHARE_TILES = STATE_TILES / HALVES < 4 ? STATE_TILES / HALVES : 4;
 
-// A head's part of dC or of dB, weights[row] (left[own rows] . state) + mixes values[positions], added to that of the channels
-// before.
+// A head's part of dC or of dB, weights[row] (left[own rows] . state) + mixes values[positions], added to the sum over the channels of
+// earlier parts.
 template <Triangle TRIANGLE, class Left>
 DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& my, const Chunk& chunk, u32 part, const Left& left,
                        const SplitStates& state, const float (&weights)[LENGTH], float* mixes, const StateRows& values) {
@@ -113,7 +113,7 @@ DEVICE void form_share(const HeadScanBackwardArguments& arguments, const Head& m
     }
 }
 
-// Calls `body` with each of the lane's rows and the sum over all lanes that share it, in one of them.
+// Sums each row over the lanes that share it, and calls `body` with the row and its sum in one of these lanes.
 template <class Body>
 DEVICE void put_row_sums(u32 own, const float (&sums)[HELD_ROWS], Body body) {
 #pragma unroll
@@ -132,25 +132,25 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
     const SplitStates h{shared.state};
     const Steps& steps = shared.steps;
     const u32 own = own_tile(), tiles = tiles_of(chunk);
-    __syncthreads();  // all have done with the chunk before
+    __syncthreads();  // all threads have finished the previous chunk
     put_inputs(b, c, x, in, my, chunk);
     put_state(h, state);
     put_dy(dy, arguments, my, chunk);
     put_steps(shared.steps, in, my, chunk);
     copy_async_wait<0>();
-    __syncthreads();  // the chunk is there
+    __syncthreads();  // the chunk is loaded
     put_decays(shared.steps);
     Accumulator y[OUT_TILES];
     set_zero(y);
     if (own < tiles) add_states(y, c, h, own);
-    __syncthreads();  // decays are there
+    __syncthreads();  // decays are written
     const GroupPairs pairs(arguments.pairs, in, my, chunk);
     float* const of_gradients = reinterpret_cast<float*>(shared.c);  // S_ij (dy_i . x_j) delta_j
     for_each_own_pair(tiles, [&](const TilePair& pair) {
         const Accumulator products = pair_products<CHANNELS>(dy, x, pair.later, pair.earlier);
         put_factor(of_gradients, pair_index(pair), as_split(elementwise_product(products, weights_of_earlier(steps, pair))));
     });
-    __syncthreads();  // weights are there
+    __syncthreads();  // weights are written
     if (own < tiles) {
         const u32 first = out_channel() + first_tile_column();
         float passed[HELD_ROWS] = {};
@@ -191,23 +191,23 @@ DEVICE void chunk_forward(const HeadScanBackwardArguments& arguments, Shared& sh
                 put_two(to, channel, my.channels, arguments.wide_out != 0, dz[0], dz[1]);
             });
         });
-        warp_barrier();  // else the compiler loads what is behind it early, and has no registers for that
+        warp_barrier();  // without it the compiler hoists the loads of form_share and runs out of registers
         form_share<Triangle::LOWER>(arguments, my, chunk, part, dy, h, steps.from_start, of_gradients, b);
     }
     move_on(state, steps, steps.into_end, x, b, tiles);
 }
 
-// What the walk backwards of a head's channels carries from chunk to chunk, beside G.
+// What the backward walk of a head's channels carries from chunk to chunk, beside G.
 struct Carried {
-    float state_gradient;         // G . h, behind the chunk
+    float state_gradient;         // G . h', at the end of the chunk
     float da, dd, ddelta_bias;    // a thread's sums
 };
 
-// Of a tile's row, four lanes have neighbouring runs of columns: once, or once in either half.
+// Four lanes share a row of a tile and hold neighbouring runs of RUN columns: one run each, or one in each half of the row.
 constexpr u32 RUN = WARP == 32 ? 2 : 4, RUNS = WARP == 32 ? 2 : 1;
 DEVICE constexpr u32 run_element(u32 run, u32 slot, u32 k) { return WARP == 32 ? run * 4 + slot * 2 + k : k; }
 
-// What a lane's run has behind it in its row, and the sum of the row's four runs in `total`.
+// The sum of the runs after a lane's own in its row; `total` receives the sum of the row's four runs.
 DEVICE float behind_in_row(float own, float& total) {
     const u32 lane = lane_of_warp(), place = WARP == 32 ? lane % 4 : lane / 16;
     const float near = shuffle_xor(own, WARP == 32 ? 1 : 16), both = own + near;
@@ -216,9 +216,9 @@ DEVICE float behind_in_row(float own, float& total) {
     return (place < 2 ? far : 0.0f) + (place % 2 == 0 ? near : 0.0f);
 }
 
-// What a pair of tiles adds to the first sum of q: of the products (C_i . B_j) (S_ij dy_i . u_j), of which a row has those of a position j
-// and a column those of an i, the sums over j < t <= i to `sums`, for positions t of the later tile, and those over all i to `of_rows`,
-// for positions j of the earlier one.
+// What a pair of tiles adds to the first sum of q. The products (C_i . B_j)(S_ij dy_i . u_j) have a row for each j and a column for each i.
+// `sums` receives the sum over j < t <= i for each position t of the later tile, and `of_rows` the sum over all i for each position j of
+// the earlier tile.
 DEVICE void put_pair_sums(float* sums, float* of_rows, const Accumulator& products, const Accumulator& weights, const TilePair& pair) {
     float behind[HELD_ROWS] = {};
 #pragma unroll
@@ -256,7 +256,7 @@ DEVICE void put_pair_sums(float* sums, float* of_rows, const Accumulator& produc
     }
 }
 
-// The first sum of q of position t: the pairs of which its tile is the later, or stands between, or is the earlier.
+// The first sum of q_t, over the pairs in which the tile of t is the later tile, lies between both, or is the earlier tile.
 DEVICE float sum_of_pairs(const Shared& shared, u32 t, u32 tiles) {
     const u32 own = t / TILE;
     float sum = 0.0f, of_row = 0.0f;
@@ -271,7 +271,7 @@ DEVICE float sum_of_pairs(const Shared& shared, u32 t, u32 tiles) {
     return sum + lane_sums<TILE>(of_row).before;
 }
 
-// q of the thread's position, from what `shared` has of all; carries what is behind the chunk on to what is before it.
+// q of the thread's position, from the sums in `shared`; moves carried.state_gradient from the end of the chunk to its beginning.
 DEVICE float gradient_of_decay(const Shared& shared, Carried& carried, u32 tiles) {
     constexpr u32 LANES = LENGTH < WARP ? LENGTH : WARP;
     const u32 t = threadIdx.x % LENGTH;
@@ -304,7 +304,7 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     const SplitStates g{shared.state};
     const Steps& steps = shared.steps;
     const u32 own = own_tile(), tiles = tiles_of(chunk), thread = in_lanes(threadIdx.x);
-    __syncthreads();  // all have done with the chunk behind
+    __syncthreads();  // all threads have finished the next chunk
     put_inputs(b, c, x, in, my, chunk);
     put_state(g, gradient);
     put_dy(dy, arguments, my, chunk);
@@ -320,12 +320,12 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
         shared.passed[thread] = passed;
     }
     copy_async_wait<0>();
-    __syncthreads();  // the chunk is there
+    __syncthreads();  // the chunk is loaded
     put_decays(shared.steps);
     Accumulator du[OUT_TILES];
     set_zero(du);
     if (own < tiles) add_states(du, b, g, own);
-    __syncthreads();  // decays are there
+    __syncthreads();  // decays are written
     const GroupPairs pairs(arguments.pairs, in, my, chunk);
     float* const of_gradients = reinterpret_cast<float*>(shared.b);  // S_ij (dy_i . x_j) delta_j, transposed
     for_each_own_pair(tiles, [&](const TilePair& pair) {
@@ -338,7 +338,7 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
         put_pair_sums(shared.pairs[index], shared.rows[index], products, weights, pair);
         put_factor(of_gradients, index, as_split(weights));
     });
-    __syncthreads();  // weights are there
+    __syncthreads();  // weights are written
     if (own < tiles) {
         scale_rows(du, own, steps.to_end);
         const u32 first = out_channel() + first_tile_column();
@@ -380,7 +380,7 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
         put_row_sums(own, of_delta, [&](u32 j, float sum) { shared.of_delta[own_half()][j] = sum; });
         form_share<Triangle::UPPER>(arguments, my, chunk, part, x, g, steps.into_end, of_gradients, c);
     }
-    __syncthreads();  // sums are there
+    __syncthreads();  // sums are written
     move_on(gradient, steps, steps.from_start, dy, c, tiles);
     if (in_warp(threadIdx.x / WARP) * WARP >= LENGTH) return;
     const float q = gradient_of_decay(shared, carried, tiles);
@@ -399,12 +399,12 @@ DEVICE void chunk_backward(const HeadScanBackwardArguments& arguments, Shared& s
     }
 }
 
-// Whether the states are saved where a chunk begins at `position` of a document that began at `document`. At its beginning they are
-// zero. Such positions are at least SAVED_POSITIONS apart, those of neighbouring documents too.
+// Whether the state before `position`, where a chunk of the document from `document` on begins, is saved. At the document's beginning
+// the state is zero. Saved positions are at least SAVED_POSITIONS apart, also across documents.
 DEVICE bool is_saved(u32 document, u32 position) {
     return position != document && (position - document) % SAVED_POSITIONS == 0;
 }
-// Those that a thread holds.
+// Where a thread saves its share of the state before `position`.
 DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, u32 position) {
     const u64 walk = static_cast<u64>(in_lanes(blockIdx.x)) * parts_of(arguments.in) + part;
     const u64 place = walk * (arguments.in.positions / SAVED_POSITIONS) + (position / SAVED_POSITIONS - 1);
@@ -413,7 +413,7 @@ DEVICE float* saved_place(const HeadScanBackwardArguments& arguments, u32 part, 
 DEVICE void save_state(float* to, State& state) {
     for_each_element(state, [&](float& element, u32 i) { to[i * CHUNK_THREADS] = element; });
 }
-// G . h, of all threads.
+// G . h, summed over all threads.
 DEVICE float dot_with_saved(const float* from, State& gradient, float* partial) {
     float sum = 0.0f;
     for_each_element(gradient, [&](float& element, u32 i) { sum = fmaf(element, from[i * CHUNK_THREADS], sum); });
@@ -422,7 +422,7 @@ DEVICE float dot_with_saved(const float* from, State& gradient, float* partial) 
 
 }  // namespace
 
-// A block for a head of a sample: all of its channels.
+// The forward walk. A block computes all channels of a head of a sample.
 KERNEL(head_scan_backward_states, CHUNK_THREADS, 2, HeadScanBackwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;
@@ -444,7 +444,7 @@ KERNEL(head_scan_backward_states, CHUNK_THREADS, 2, HeadScanBackwardArguments) {
 }
 SHARED_BYTES(head_scan_backward_states, sizeof(Shared));
 
-// The same, behind it.
+// The backward walk, launched after the forward walk with the same blocks.
 KERNEL(head_scan_backward_gradients, CHUNK_THREADS, 2, HeadScanBackwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;
@@ -468,7 +468,7 @@ KERNEL(head_scan_backward_gradients, CHUNK_THREADS, 2, HeadScanBackwardArguments
             end = first;
         }
     }
-    __syncthreads();  // all have done with the first chunk
+    __syncthreads();  // all threads have finished the first chunk
     const float da = block_sum<CHUNK_THREADS>(carried.da, shared->partial);
     const float dd = block_sum<CHUNK_THREADS>(carried.dd, shared->partial);
     const float ddelta_bias = block_sum<CHUNK_THREADS>(carried.ddelta_bias, shared->partial);

@@ -1,13 +1,13 @@
-// A chunk of positions of the scan of heads: what shared memory holds of it, and its products (head_scan.h has the formulas).
+// A chunk of positions of the scan of heads: its layout in shared memory, and its products (head_scan.h has the formulas).
 //
-// Two warps have sixteen positions of the chunk, each a half of what is formed for them, of channels or of states; and a warp has a
-// share of the states, in its registers, which the positions of all warps move on. Products are those of matrix cores: B, C and x are activations as they are,
-// and what is formed in fp32 (states, weights of pairs, gradients) is split (split_product.h).
+// Two warps compute the results of sixteen positions of the chunk, each for half of the channels or of the states. A warp also holds a
+// share of the states in its registers, which all positions of the chunk update. The products run on matrix cores: B, C and x are
+// multiplied as stored; factors computed in fp32 (states, weights of pairs, gradients) are split (split_product.h).
 //
-// Products C_i . B_j are the same for all heads of a group: a kernel of its own leaves them to all walks.
+// The products C_i . B_j are the same for all heads of a group: a kernel of its own computes them once.
 //
-// Decays of a pair of positions are products of at most three: within the tile of the later one, over the tiles between, and within
-// the tile of the earlier one.
+// The decay between two positions is a product of at most three factors: within the tile of the later position, over the tiles between,
+// and within the tile of the earlier position.
 #pragma once
 #include "head_scan.h"
 #include "split_product.h"
@@ -26,15 +26,15 @@ typedef SplitRows<CHANNELS, STATES> SplitStates;
 
 struct Steps {
     float delta[LENGTH], slope[LENGTH], decay[LENGTH];
-    float through[LENGTH];           // of the decays of its tile, those up to this position
-    float behind[LENGTH];            // those behind it
+    float through[LENGTH];           // the product of the decays of the tile up to this position
+    float behind[LENGTH];            // the product of the decays of the tile after this position
     float from_start[LENGTH];        // E_i
     float to_end[LENGTH];            // S_Lj
     float into_end[LENGTH];          // S_Lj delta_j
     float within[LENGTH][TILE + 4];  // [i, j % TILE] S_ij of two positions of a tile
 };
 
-// The first LENGTH threads leave a chunk's steps and decays.
+// The first LENGTH threads write a chunk's steps and decays.
 DEVICE void put_steps(Steps& steps, const HeadScanInputs& in, const Head& my, const Chunk& chunk) {
     const u32 i = threadIdx.x;
     if (i >= LENGTH) return;
@@ -61,7 +61,7 @@ DEVICE float of_tiles(const Steps& steps, u32 first, u32 end) {
     return of_tiles(of_tile, first, end);
 }
 
-// The first LENGTH threads leave the products of decays within a tile, as many others those with other tiles.
+// The first LENGTH threads write the products of decays within a tile; the next LENGTH write those that reach over several tiles.
 DEVICE void put_decays(Steps& steps) {
     static_assert(CHUNK_THREADS >= 2 * LENGTH, "a position has two threads");
     const u32 thread = formed_anew(threadIdx.x), j = thread % LENGTH, own = j / TILE, first = own * TILE;
@@ -93,10 +93,10 @@ DEVICE void put_decays(Steps& steps) {
     steps.into_end[j] = to_end * steps.delta[j];
 }
 
-// Which pairs of positions count, of a row and a column: those whose row is not before its column, or not behind it.
+// The triangle of pairs of positions: LOWER has row >= column, UPPER row <= column.
 enum class Triangle { LOWER, UPPER };
 
-// The tiles of positions of a chunk in pairs, a tile with itself too.
+// Pairs of tiles of positions of a chunk, each tile paired with itself included.
 constexpr u32 PAIRS = TILES * (TILES + 1) / 2;
 struct TilePair {
     u32 later, earlier;
@@ -109,11 +109,11 @@ DEVICE TilePair tile_pair(u32 index) {
     return {later, index - pair_index({later, 0})};
 }
 
-// Activations that have room for rows of B or C, or for the factors of all pairs of tiles, once the rows are not needed any more.
+// Activations of a buffer that holds rows of B or C and, once the rows have been read, the factors of all pairs of tiles.
 constexpr u32 FACTORS = PAIRS * PARTS * TILE * TILE;
 constexpr u32 ROWS_OR_FACTORS = LENGTH * STATES > FACTORS ? LENGTH * STATES : FACTORS;
 
-// Calls `body` with each pair of tiles of the chunk that is the warp's.
+// Calls `body` with each pair of tiles that this warp computes.
 template <class Body>
 DEVICE void for_each_own_pair(u32 tiles, Body body) {
 #pragma unroll 1
@@ -125,7 +125,7 @@ DEVICE void for_each_own_pair(u32 tiles, Body body) {
 
 // --- tiles --------------------------------------------------------------------------------------------------
 
-// The tile of positions of a warp, and its half.
+// The tile of positions whose results the warp computes, and which half of the channels or states.
 DEVICE u32 own_tile() { return in_warp(threadIdx.x / WARP / HALVES); }
 DEVICE u32 own_half() { return in_warp(threadIdx.x / WARP % HALVES); }
 // The first channel of that half.
@@ -137,7 +137,7 @@ DEVICE void set_zero(Accumulator (&tiles)[COUNT]) {
 #pragma unroll
     for (u32 tile = 0; tile < COUNT; tile++) tiles[tile] = zero_tile();
 }
-// Each tile's rows, which are the warp's own positions, times their weights.
+// Multiplies each tile's rows, which are the warp's own positions, by their weights.
 template <u32 COUNT>
 DEVICE void scale_rows(Accumulator (&tiles)[COUNT], u32 own, const float (&weights)[LENGTH]) {
 #pragma unroll
@@ -166,13 +166,13 @@ DEVICE Accumulator pair_products(const Left& left, const Right& right, u32 own, 
 
 // C_i . B_j of a chunk in memory.
 struct GroupPairs {
-    const float* first;  // of the chunk's first row
+    const float* first;  // the products of the chunk's first row
     u32 stride, count;
 
     __device__ __forceinline__ GroupPairs(const float* pairs, const HeadScanInputs& in, const Head& my, const Chunk& chunk)
         : first(pairs + (static_cast<u64>(chunk.row) * in.groups + my.group) * LENGTH), stride(in.groups * LENGTH), count(chunk.count) {}
 };
-// Those of two tiles of positions: a row of the result is i and a column j, or the other way round. Zeros behind the chunk.
+// C_i . B_j of two tiles of positions: i is a row of the result and j a column, or, for UPPER, the reverse. Zeros after the chunk.
 template <Triangle TRIANGLE>
 DEVICE Accumulator load_pairs(const GroupPairs& pairs, const TilePair& pair) {
     const u32 later = pair.later * TILE, earlier = pair.earlier * TILE;
@@ -194,7 +194,7 @@ DEVICE Accumulator load_pairs(const GroupPairs& pairs, const TilePair& pair) {
     return tile;
 }
 
-// S_ij of two tiles of positions, j <= i: a row of the tile is i and a column j, or the other way round.
+// S_ij of two tiles of positions, j <= i: i is a row of the result and j a column, or, for UPPER, the reverse.
 template <Triangle TRIANGLE>
 DEVICE Accumulator decays_between(const Steps& steps, const TilePair& pair) {
     const bool lower = TRIANGLE == Triangle::LOWER;
@@ -221,7 +221,7 @@ DEVICE Accumulator decays_between(const Steps& steps, const TilePair& pair) {
     }
     return decays;
 }
-// S_ij delta_j, a row of the tile being i.
+// S_ij delta_j; i is a row of the tile.
 DEVICE Accumulator weights_of_earlier(const Steps& steps, const TilePair& pair) {
     Accumulator weights = decays_between<Triangle::LOWER>(steps, pair);
 #pragma unroll
@@ -233,14 +233,13 @@ DEVICE Accumulator weights_of_earlier(const Steps& steps, const TilePair& pair) 
     return weights;
 }
 
-// Each element times that of `by` in its place.
 DEVICE Accumulator elementwise_product(Accumulator tile, const Accumulator& by) {
 #pragma unroll
     for (u32 i = 0; i < HELD; i++) tile.at[i] *= by.at[i];
     return tile;
 }
 
-// out[c] += left[own rows] . state[channels of tile c of the half], of rows of B or C.
+// out[c] += left[own rows] . state[channels of tile c of the half]; `left` is B or C.
 DEVICE void add_states(Accumulator (&out)[OUT_TILES], const StateRows& left, const SplitStates& state, u32 own) {
 #pragma unroll 2
     for (u32 k = 0; k < STATES; k += TILE) {
@@ -252,8 +251,8 @@ DEVICE void add_states(Accumulator (&out)[OUT_TILES], const StateRows& left, con
     }
 }
 
-// out[c] += weights(pair)[own rows, positions] values[positions, columns of tile c], which begin at `column`, over the tiles that the own
-// one reaches, the last first.
+// out[c] += weights(pair)[own rows, positions] values[positions, columns of tile c], summed over the tiles of positions that TRIANGLE
+// pairs with the own tile, the last first. The columns begin at `column`.
 template <Triangle TRIANGLE, u32 COUNT, class Weights, class Values>
 DEVICE void add_mixed(Accumulator (&out)[COUNT], Weights weights, const Values& values, u32 column, u32 own, u32 tiles) {
     const bool lower = TRIANGLE == Triangle::LOWER;
@@ -268,7 +267,7 @@ DEVICE void add_mixed(Accumulator (&out)[COUNT], Weights weights, const Values& 
     }
 }
 
-// Sums over COUNT neighbouring lanes: of those before the lane, of those from it on, and of all.
+// Sums over COUNT neighbouring lanes: over the lanes before this one, over this one and those after it, and over all.
 struct LaneSums {
     float before, from, all;
 };
@@ -290,7 +289,7 @@ DEVICE LaneSums lane_sums(float value) {
 
 // --- states -------------------------------------------------------------------------------------------------
 
-// A warp's share: whole rows of states of some channels, or a part of those of sixteen channels.
+// A warp's share: all states of some channels, or some of the states of sixteen channels.
 constexpr u32 OWN_CHANNELS = CHANNEL_TILES > WARPS ? CHANNEL_TILES / WARPS : 1;
 constexpr u32 SHARED_BY = CHANNEL_TILES < WARPS ? WARPS / CHANNEL_TILES : 1;
 constexpr u32 OWN_STATES = STATE_TILES / SHARED_BY;
@@ -333,7 +332,7 @@ DEVICE void put_state(const SplitStates& to, const State& state) {
     }
 }
 
-// state = E_L state + sum over the positions i of weights[i] channels[i] (of a channel) states[i] (of a state).
+// state[c, s] = E_L state[c, s] + sum over the positions i of weights[i] channels[i, c] states[i, s].
 template <class Channels>
 DEVICE void move_on(State& state, const Steps& steps, const float (&weights)[LENGTH], const Channels& channels,
                     const StateRows& states, u32 tiles) {
@@ -355,8 +354,8 @@ DEVICE void move_on(State& state, const Steps& steps, const float (&weights)[LEN
 
 // --- rows of inputs -----------------------------------------------------------------------------------------
 
-// The first `rows` rows of LENGTH, zeros behind them and behind `columns`. They are there once the thread's copies have ended and the
-// block has met.
+// Copies the first `rows` rows of LENGTH; zeros after them and after `columns`. Complete once every thread has waited for its copies and
+// passed a barrier.
 template <u32 COLUMNS>
 DEVICE void put_rows(const SharedRows<COLUMNS>& to, const activation* from, u64 stride, u32 rows, u32 columns, bool wide) {
     constexpr u32 CHUNK = SharedRows<COLUMNS>::CHUNK, CHUNKS = SharedRows<COLUMNS>::CHUNKS, STEP = CHUNK_THREADS / CHUNKS;
@@ -398,7 +397,7 @@ DEVICE void put_inputs(const StateRows& b, const StateRows& c, const ChannelRows
     copy_async_commit();
 }
 
-// Two neighbours of a row from `column` on, zeros behind `columns`.
+// Two neighbouring elements of a row from `column` on; zeros after `columns`.
 template <class T>
 DEVICE Pack<2> two_of(const T* row, u32 column, u32 columns, bool wide) {
     if (wide && column < columns) return load_pack<2>(row + column);
@@ -414,14 +413,14 @@ DEVICE void put_two(T* row, u32 column, u32 columns, bool wide, float first, flo
     if (column + 1 < columns) narrow(row[column + 1], second);
 }
 
-// Calls `body` with each of a lane's rows: its number among them and its position.
+// Calls `body` with each of a lane's rows: its index among the lane's rows, and its position.
 template <class Body>
 DEVICE void for_each_row(u32 own, Body body) {
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) body(slot, own * TILE + tile_row(slot));
 }
-// Calls `body` with each pair of a lane's elements of a row of COUNT tiles: the tile, the element, and its column in the tiles behind
-// the lane's first.
+// Calls `body` with each pair of a lane's elements of a row of COUNT tiles: the tile, the element, and its column, counted from the
+// lane's first.
 template <u32 COUNT, class Body>
 DEVICE void for_each_pair(u32 slot, Body body) {
 #pragma unroll
@@ -433,8 +432,8 @@ DEVICE void for_each_pair(u32 slot, Body body) {
     }
 }
 
-// A lane's pairs of elements of a row of COUNT tiles, all on their way at once: zeros behind `columns`, of which `first` is the lane's
-// first.
+// A lane's pairs of elements of a row of COUNT tiles, from column `first` on; zeros after `columns`. All loads are issued before any is
+// used.
 template <u32 COUNT>
 struct RowPairs {
     static constexpr u32 OF_TILE = HELD / 2 / HELD_ROWS;

@@ -1,9 +1,9 @@
 // The forward scan of heads over whole sequences, in chunks (head_scan_chunk.h).
 //
-// A block has up to CHANNELS channels of a head of a sample, and walks the chunks of the sample. B and C of a chunk are read by every
-// head of a group: from the cache that all multiprocessors share.
+// A block has up to CHANNELS channels of a head of a sample, and walks the chunks of the sample. Every head of a group reads the same B
+// and C of a chunk, from the cache that all multiprocessors share.
 //
-// Floor, per channel, state and position: 2 products of two parts each; per channel and pair of positions one of two parts.
+// Floor, per channel, state and position: 2 products of two parts each; per channel and pair of positions: one product of two parts.
 #include "head_scan_chunk.h"
 
 namespace {
@@ -23,24 +23,24 @@ DEVICE void chunk_forward(const HeadScanForwardArguments& arguments, Shared& sha
     const SplitStates h{shared.state};
     const Steps& steps = shared.steps;
     const u32 own = own_tile(), tiles = tiles_of(chunk);
-    __syncthreads();  // all have done with the chunk before
+    __syncthreads();  // all threads have finished the previous chunk
     put_inputs(b, c, x, in, my, chunk);
     put_state(h, state);
     put_steps(shared.steps, in, my, chunk);
     copy_async_wait<0>();
-    __syncthreads();  // the chunk is there
+    __syncthreads();  // the chunk is loaded
     put_decays(shared.steps);
     Accumulator y[OUT_TILES];
     set_zero(y);
     if (own < tiles) add_states(y, c, h, own);
-    __syncthreads();  // decays are there
+    __syncthreads();  // decays are written
     float* const factors = reinterpret_cast<float*>(shared.c);  // S_ij (C_i . B_j) delta_j
     const GroupPairs pairs(arguments.pairs, in, my, chunk);
     for_each_own_pair(tiles, [&](const TilePair& pair) {
         const Accumulator products = load_pairs<Triangle::LOWER>(pairs, pair);
         put_factor(factors, pair_index(pair), as_split(elementwise_product(products, weights_of_earlier(steps, pair))));
     });
-    __syncthreads();  // weights are there
+    __syncthreads();  // weights are written
     if (own < tiles) {
         scale_rows(y, own, steps.from_start);
         const auto mixes = [&](const TilePair& pair) { return take_factor(factors, pair_index(pair)); };
@@ -76,12 +76,12 @@ struct PairsShared {
 DEVICE void chunk_pairs(const HeadScanPairsArguments& arguments, PairsShared& shared, const Head& my, const Chunk& chunk) {
     const HeadScanInputs& in = arguments.in;
     const StateRows b(shared.b), c(shared.c);
-    __syncthreads();  // all have done with the rows before
+    __syncthreads();  // all threads have finished the previous rows
     put_rows(b, place(in.bc, chunk.row, column_of_b(in, my)), in.bc.stride, chunk.count, in.states, in.wide != 0);
     put_rows(c, place(in.bc, chunk.row, column_of_c(in, my)), in.bc.stride, chunk.count, in.states, in.wide != 0);
     copy_async_commit();
     copy_async_wait<0>();
-    __syncthreads();  // rows are there
+    __syncthreads();  // rows are loaded
     float* const to = arguments.pairs + (static_cast<u64>(chunk.row) * in.groups + my.group) * LENGTH;
     for_each_own_pair(tiles_of(chunk), [&](const TilePair& pair) {
         const Accumulator products = pair_products<STATES>(c, b, pair.later, pair.earlier);
@@ -96,7 +96,7 @@ DEVICE void chunk_pairs(const HeadScanPairsArguments& arguments, PairsShared& sh
 
 }  // namespace
 
-// A block for the chunks of a sample that begin in LENGTH positions, and a group of heads.
+// A block computes one group of heads, for the chunks that begin in LENGTH neighbouring positions of a sample.
 KERNEL(head_scan_pairs, CHUNK_THREADS, 2, HeadScanPairsArguments) {
     SHARED(PairsShared, shared);
     const HeadScanInputs& in = arguments.in;
@@ -113,7 +113,7 @@ KERNEL(head_scan_pairs, CHUNK_THREADS, 2, HeadScanPairsArguments) {
 }
 SHARED_BYTES(head_scan_pairs, sizeof(PairsShared));
 
-// A block for some channels of a head of a sample.
+// A block computes a part of the channels of a head of a sample.
 KERNEL(head_scan_forward, CHUNK_THREADS, 2, HeadScanForwardArguments) {
     SHARED(Shared, shared);
     const HeadScanInputs& in = arguments.in;

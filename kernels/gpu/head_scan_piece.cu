@@ -1,8 +1,7 @@
-// The scan of heads of pieces of sequences, for generation: position by position, so that how a sequence is cut into pieces changes
-// no bit.
+// The scan of heads over pieces of sequences, for generation: position by position, so that the cuts between pieces change no bit.
 //
-// A team of 32 lanes has four channels of a head, and a lane neighbouring states of each in registers; a block has four teams.
-// B, C and the steps of sixteen positions are formed together in shared memory.
+// A team of 32 lanes has four channels of a head; a lane holds neighbouring states of each channel in registers. A block has four teams.
+// B, C and the steps of sixteen positions are loaded together into shared memory.
 //
 // Floor: 3 operations a state and position; of one position, 8 bytes a state.
 #include "head_scan.h"
@@ -23,7 +22,7 @@ struct Shared {
 // A lane's states of a channel in memory.
 struct StatePlace {
     float* at;
-    u32 states;  // how many there are
+    u32 states;  // from `at` to the end of the channel; none if the lane has no states
     bool wide;
 };
 DEVICE Pack<LANE_STATES> take_states(const StatePlace& place) {
@@ -38,7 +37,7 @@ DEVICE void put_states(const StatePlace& place, const Pack<LANE_STATES>& states)
     }
 }
 
-// The sum over the lanes of a team of each of four values: of the value that `channel_of_lane` names.
+// Sums each of four values over the lanes of a team; a lane gets the sum of the value `channel_of_lane()`.
 DEVICE float sum_over_team(const float (&values)[TEAM_CHANNELS]) {
     const u32 lane = threadIdx.x % LANES;
     const bool upper = lane & 16, odd = lane & 8;
@@ -79,7 +78,7 @@ KERNEL(head_scan_piece, PIECE_THREADS, 4, HeadScanPieceArguments) {
     }
     for (u32 first = 0; first < end; first += PIECE_LENGTH) {
         const u32 count = min(PIECE_LENGTH, end - first), row = my.sample * in.positions + first;
-        __syncthreads();  // all have done with the positions before
+        __syncthreads();  // all threads have finished the previous positions
         for_each_four<PIECE_LENGTH, STATES, PIECE_THREADS>([&](u32 i, u32 state) {
             if (i >= count) return;
             store4(&shared.b[i][state], four_of(place(in.bc, row + i, column_of_b(in, my)), state, in.states, in.wide != 0));
@@ -94,7 +93,7 @@ KERNEL(head_scan_piece, PIECE_THREADS, 4, HeadScanPieceArguments) {
             shared.delta[thread] = delta;
             shared.decay[thread] = decay_of(delta * my.rate);
         }
-        __syncthreads();  // the positions are there
+        __syncthreads();  // the positions are loaded
         for (u32 i = 0; i < count; i++) {
             const float decay = shared.decay[i], delta = shared.delta[i];
             const Pack<LANE_STATES> b = load_pack<LANE_STATES>(&shared.b[i][first_state]);
@@ -114,7 +113,7 @@ KERNEL(head_scan_piece, PIECE_THREADS, 4, HeadScanPieceArguments) {
             const float sum = sum_over_team(y);
             if (lane % 8 == 0) shared.y[i][team_channel + channel_of_lane()] = sum;
         }
-        __syncthreads();  // all sums are there
+        __syncthreads();  // all sums are written
         const float skip = in.d[my.head];
         for (u32 item = thread; item < count * PIECE_CHANNELS; item += PIECE_THREADS) {
             const u32 i = item / PIECE_CHANNELS, channel = item % PIECE_CHANNELS;

@@ -13,12 +13,12 @@ constexpr u32 BLOCK_CHANNELS = 32;
 constexpr u32 SCAN_THREADS = 128;
 
 // How blocks share the work of the kernels for sixteen states, a chained scan. 32 channels of a sample are a chain, cut
-// into segments of whole tiles; a block takes the next turn, which is one segment of one chain. Turns are numbered by
-// segment first, then by chain, so a turn waits only for turns that were taken earlier, by blocks that are running.
+// into segments of whole tiles; a block takes the next work item, a segment of a chain. Items are numbered by segment
+// first, then by chain, so an item waits only for items that were taken earlier, by blocks that are running.
 // Without segments, a multiprocessor with one more chain than the others would end later by the time of a whole chain
 // (measured at 2.5 chains a multiprocessor: 11 % backward). Which block walks a segment changes no bit.
-struct ScanTurns {
-    u32* words;     // [1 + chains]: turns taken, then the number of finished segments of each chain; scan_pack zeroes them
+struct ScanWorkItems {
+    u32* words;     // [1 + chains]: items taken, then the number of finished segments of each chain; scan_pack zeroes them
     u32 chains, segments;
     u32 positions;  // of a segment
     u32 unused;
@@ -50,10 +50,10 @@ struct ScanForwardArguments {
     const float* delta_bias;    // [e]
     const float* a_log;         // [e, n]
     const float* d;             // [e]
-    ScanTurns turns;            // sixteen states
+    ScanWorkItems work;         // sixteen states
     u32 positions, channels, states;
     u32 lanes;                  // threads of a channel; any states
-    const u32* beginnings;      // of documents.h, or null
+    const u32* start_bits;      // of documents.h, or null
     static constexpr bool GOES_ON = false;
 };
 
@@ -79,15 +79,15 @@ struct ScanBackwardArguments {
     ScanRowsOut regated;             // [b t, e], or none where `first` is null
     float* dbc;                      // [b, ceil(e / 32), t, 2 n]: partial sums over 32 channels
     float* parameters;               // [b, e n + 2 e]: da_log, dd and ddelta_bias of each sample
-    float* carried;                  // [chains, 4, 128, 4]: the values that a chain hands to its next turn
+    float* carried;                  // [chains, 4, 128, 4]: the values that a chain hands to its next segment
     ScanRows dout;                   // [b t, e]
     ScanRows delta_raw, x, z, bc;
     const float* checkpoints;
     const activation* y;
     const float *packed_bc, *delta_bias, *a_log, *d;
-    ScanTurns turns;
+    ScanWorkItems work;
     u32 positions, channels, states, lanes;
-    const u32* beginnings;
+    const u32* start_bits;
 };
 
 // Whether a document begins with position `i`, among positions whose bits are given: no state enters from the position
@@ -99,29 +99,29 @@ DEVICE float unless_begins(u32 bits, u32 i, float x) {
 }
 
 // A segment of a chain; `segment` counts in the order of the walk.
-struct ScanTurn {
+struct ScanWorkItem {
     u32 chain, segment;
 };
-// The next turn, given to every thread through `shared`; returns false after the last.
-DEVICE bool take_turn(ScanTurn& turn, const ScanTurns& turns, u32& shared) {
-    __syncthreads();  // no thread needs the last turn's shared memory
-    if (threadIdx.x == 0) shared = take_number(turns.words);
+// The next work item, given to every thread through `shared`; returns false after the last.
+DEVICE bool next_work_item(ScanWorkItem& item, const ScanWorkItems& work, u32& shared) {
+    __syncthreads();  // no thread needs the last item's shared memory
+    if (threadIdx.x == 0) shared = take_number(work.words);
     __syncthreads();
-    turn.chain = shared % turns.chains;
-    turn.segment = shared / turns.chains;
-    return turn.segment < turns.segments;
+    item.chain = shared % work.chains;
+    item.segment = shared / work.chains;
+    return item.segment < work.segments;
 }
-// Waits until the chain has been walked up to this turn.
-DEVICE void await_turn(const ScanTurn& turn, const ScanTurns& turns) {
+// Waits until the chain has been walked up to this segment.
+DEVICE void await_previous_segment(const ScanWorkItem& item, const ScanWorkItems& work) {
     if (threadIdx.x == 0) {
-        while (seen(turns.words + 1 + turn.chain) < turn.segment) rest();
+        while (seen(work.words + 1 + item.chain) < item.segment) rest();
     }
     __syncthreads();
 }
-// Publishes what this block's threads have written, for the chain's next turn.
-DEVICE void end_turn(const ScanTurn& turn, const ScanTurns& turns) {
+// Publishes this block's writes to the block of the chain's next segment.
+DEVICE void publish_segment(const ScanWorkItem& item, const ScanWorkItems& work) {
     __syncthreads();
-    if (threadIdx.x == 0) publish(turns.words + 1 + turn.chain, turn.segment + 1);
+    if (threadIdx.x == 0) publish(work.words + 1 + item.chain, item.segment + 1);
 }
 
 // Elements of a sample's B and C as scan_pack writes them, [t, 8, 4]: (B B C C) of two neighbouring states. Zeros

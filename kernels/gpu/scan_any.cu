@@ -92,7 +92,7 @@ DEVICE void forward(const Arguments& arguments) {
     const u32 channel = first_channel + my.slot;
     const u64 state_elements = static_cast<u64>(channels) * states;
     const u32* documents = nullptr;
-    if constexpr (DOCUMENTS && !GOES_ON) documents = beginnings_of(arguments.beginnings, sample * positions, positions);
+    if constexpr (DOCUMENTS && !GOES_ON) documents = start_bits_of(arguments.start_bits, sample * positions, positions);
     const u32 end = positions_of(arguments, sample);
     for (u32 r = 0; r < my.states_per_lane; r++) {
         const u32 state = r * my.lanes + my.lane;
@@ -109,7 +109,7 @@ DEVICE void forward(const Arguments& arguments) {
         // scalar registers, which it lacks.
         const u32 here = min(CHECKPOINT, end - first), count = GOES_ON && ON_AMD ? formed_anew(here) : here;
         const u32 first_row = sample * positions + first;
-        const u32 beginnings = DOCUMENTS && !GOES_ON ? bits_from(documents, first, positions) : 0;
+        const u32 start_bits = DOCUMENTS && !GOES_ON ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
             const u32 position = i / my.slots, its = first_channel + i % my.slots;
             float2 step = make_float2(0.0f, 0.0f);
@@ -142,7 +142,7 @@ DEVICE void forward(const Arguments& arguments) {
 #pragma unroll
             for (u32 i = 0; i < CHECKPOINT; i++) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
-                const float before = begins(beginnings, i) ? 0.0f : h;
+                const float before = begins(start_bits, i) ? 0.0f : h;
                 const float moved = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
                 // Past the end not even the sign of a zero changes.
                 h = !GOES_ON || i < (ON_AMD ? formed_anew(count) : count) ? moved : h;
@@ -184,7 +184,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     const u32 channels = arguments.channels, channel = first_channel + my.slot;
     const u64 state_elements = static_cast<u64>(channels) * states;
     const u32* const documents =
-        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
+        DOCUMENTS ? start_bits_of(arguments.start_bits, sample * positions, positions) : nullptr;
     for (u32 r = 0; r < my.states_per_lane; r++) {
         const u32 state = r * my.lanes + my.lane, at = r * SCAN_THREADS + thread;
         const bool held = channel < channels && state < states;
@@ -196,7 +196,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     for (u32 chunk = (positions + CHECKPOINT - 1) / CHECKPOINT; chunk-- > 0;) {
         const u32 first = chunk * CHECKPOINT, count = min(CHECKPOINT, positions - first);
         const u32 first_row = sample * positions + first;
-        const u32 beginnings = DOCUMENTS ? bits_from(documents, first, positions) : 0;
+        const u32 start_bits = DOCUMENTS ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
             const u32 position = i / my.slots, its = first_channel + i % my.slots;
             float2 step = make_float2(0.0f, 0.0f);
@@ -231,7 +231,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
             for (u32 i = 0; i < CHECKPOINT; i++) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
                 decay[i] = exp2_fast(step.x * rate);
-                h[i + 1] = fmaf(decay[i], begins(beginnings, i) ? 0.0f : h[i], step.y * b[i]);
+                h[i + 1] = fmaf(decay[i], begins(start_bits, i) ? 0.0f : h[i], step.y * b[i]);
             }
             float future = shared.future[at], da = shared.da[at];
 #pragma unroll
@@ -241,8 +241,8 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
                 const float g = fmaf(dy, c[i], future);
                 gb[i] = fmaf(g, b[i], gb[i]);
                 future = decay[i] * g;
-                const float q = future * (begins(beginnings, i) ? 0.0f : h[i]);
-                if (begins(beginnings, i)) future = 0.0f;
+                const float q = future * (begins(start_bits, i) ? 0.0f : h[i]);
+                if (begins(start_bits, i)) future = 0.0f;
                 qa[i] = fmaf(rate, q, qa[i]);
                 da = fmaf(step.x, q, da);
                 // From here on b and c hold the channel's dB and dC.

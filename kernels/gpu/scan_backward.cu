@@ -1,7 +1,7 @@
 // The backward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
-// A block walks a turn (scan.h) of 32 channels of a sample, last tile first, and continues from the values that the
-// turn before left. A lane holds 2 states of 2 neighbouring channels. A tile is 16 positions, in two pieces of 8: from
+// A block walks a segment (scan.h) of 32 channels of a sample, last tile first, and continues from the values that the
+// segment before left. A lane holds 2 states of 2 neighbouring channels. A tile is 16 positions, in two pieces of 8: from
 // the saved states a forward walk reaches the piece; the piece's decays and states are computed and stay in registers,
 // and the backward walk uses them. With g the gradient of a state, a its decay,
 // q = a g h_before:
@@ -25,10 +25,10 @@
 
 namespace {
 
-// Walks back over the piece of a tile that begins at `first`, with the tile's saved states given. `beginnings`: of
+// Walks back over the piece of a tile that begins at `first`, with the tile's saved states given. `start_bits`: of
 // documents in the tile.
 DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, const float* states,
-                      u32 buffer, u32 first, u32 beginnings) {
+                      u32 buffer, u32 first, u32 start_bits) {
     const float* steps = shared.steps + steps_at(0, walker.channel);
     const float* bc = &shared.bc[buffer][0][walker.group * 4];
     const float* dy = &shared.dy[0][walker.channel];
@@ -45,14 +45,14 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
         for (u32 i = 0; i < PIECE; i++) {
             float decay[4];
             step(saved, decay, saved, carried.rate, steps, bc, start + i,
-                 beginnings);
+                 start_bits);
         }
     }
     float decay[PIECE][4], h[PIECE][4];
 #pragma unroll
     for (u32 i = 0; i < PIECE; i++) {
         step(h[i], decay[i], i == 0 ? saved : h[i == 0 ? 0 : i - 1], carried.rate, steps, bc,
-             first + i, beginnings);
+             first + i, start_bits);
     }
 #pragma unroll
     for (u32 group = PIECE / GROUP; group-- > 0;) {
@@ -72,8 +72,8 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
                 g[j] = fmaf(of_channel(j, dy_i.x, dy_i.y), c, carried.future[j]);
                 carried.future[j] = decay[i][j] * g[j];
                 const float before = i == 0 ? saved[j] : h[i == 0 ? 0 : i - 1][j];
-                q[j] = unless_begins(beginnings, first + i, carried.future[j] * before);
-                carried.future[j] = unless_begins(beginnings, first + i, carried.future[j]);
+                q[j] = unless_begins(start_bits, first + i, carried.future[j] * before);
+                carried.future[j] = unless_begins(start_bits, first + i, carried.future[j]);
                 carried.da[j] = fmaf(of_channel(j, d.x, d.y), q[j], carried.da[j]);
             }
             const float* rate = carried.rate;
@@ -201,7 +201,7 @@ DEVICE void sum_channels(float* out, u32 channels, BackwardShared& shared, const
     out[channels + threadIdx.x] = ddelta_bias;
 }
 
-// The values that a chain hands to its next turn: 16 numbers of each thread.
+// The values that a chain hands to its next segment: 16 numbers of each thread.
 DEVICE float* carried_place(const ScanBackwardArguments& arguments, u32 chain) {
     return arguments.carried + (static_cast<u64>(chain) * 4 * SCAN_THREADS + threadIdx.x) * 4;
 }
@@ -222,14 +222,14 @@ DEVICE void store_carried(float* to, const Carried& carried, const ChannelSums& 
 
 // A segment of a chain, last tile first.
 template <bool ALIGNED>
-DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& shared,
-                      const ScanTurn& turn) {
+DEVICE void walk_work_item(const ScanBackwardArguments& arguments, BackwardShared& shared,
+                           const ScanWorkItem& item) {
     const u32 thread = threadIdx.x, positions = arguments.positions, channels = arguments.channels;
-    const u32 blocks = channels / BLOCK_CHANNELS, sample = turn.chain / blocks;
-    const u32 first_channel = turn.chain % blocks * BLOCK_CHANNELS;
+    const u32 blocks = channels / BLOCK_CHANNELS, sample = item.chain / blocks;
+    const u32 first_channel = item.chain % blocks * BLOCK_CHANNELS;
     const u32 first_row = sample * positions;
-    const u32 begin = (arguments.turns.segments - 1 - turn.segment) * arguments.turns.positions;
-    const u32 end = min(begin + arguments.turns.positions, positions);
+    const u32 begin = (arguments.work.segments - 1 - item.segment) * arguments.work.positions;
+    const u32 end = min(begin + arguments.work.positions, positions);
     const Walker walk_role = walker();
     const u32 row = thread / 8, column = thread % 8 * COLUMNS, channel = first_channel + column;
     // States of the lane's first channel; those of its second are 16 further on.
@@ -248,7 +248,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         shared.bias[thread] = arguments.delta_bias[first_channel + thread];
     }
     const u64 state_elements = static_cast<u64>(channels) * 16;
-    float* dbc = arguments.dbc + (static_cast<u64>(turn.chain) * positions + row) * 32 +
+    float* dbc = arguments.dbc + (static_cast<u64>(item.chain) * positions + row) * 32 +
                  thread % 8 * 4;
     const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
     // Pointers are computed again for each tile where that is cheap: the walk needs every register.
@@ -269,8 +269,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
             // With x and dout zero, a position past the end gives zero to every sum and every state.
             incoming = {};
         }
-        incoming.beginnings =
-            DOCUMENTS ? bits_from(beginnings_of(arguments.beginnings, first_row, positions), first, positions) : 0;
+        incoming.start_bits =
+            DOCUMENTS ? bits_from(start_bits_of(arguments.start_bits, first_row, positions), first, positions) : 0;
         const float* states =
             arguments.checkpoints + (first_chunk + first / TILE) * state_elements + held;
         const float2 low = *reinterpret_cast<const float2*>(states);
@@ -290,7 +290,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     };
     auto x_of = [&](u32) -> const RawColumns* { return &walked.x; };
     auto states_of = [&](u32) -> const float(&)[4] { return walked.states; };
-    auto beginnings_of_tile = [&](u32) { return walked.beginnings; };
+    auto start_bits_of_tile = [&](u32) { return walked.start_bits; };
 #else
     auto fetch = [&](u32 buffer, u32 first) {
         // A copy of 8 bytes takes as long as one of 16: where four columns are 8 bytes, a thread copies eight columns,
@@ -324,8 +324,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
             }
         }
         if (DOCUMENTS && thread == 0) {
-            shared.turn[1 + buffer] = bits_from(
-                beginnings_of(arguments.beginnings, first_row, positions), first, positions);
+            shared.words[1 + buffer] = bits_from(
+                start_bits_of(arguments.start_bits, first_row, positions), first, positions);
         }
         const float* states =
             arguments.checkpoints + (first_chunk + first / TILE) * state_elements + held;
@@ -343,7 +343,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     };
     auto x_of = [&](u32 buffer) { return &shared.x[buffer][row][column]; };
     auto states_of = [&](u32 buffer) { return &shared.states[buffer][threadIdx.x].x; };
-    auto beginnings_of_tile = [&](u32 buffer) { return DOCUMENTS ? shared.turn[1 + buffer] : 0; };
+    auto start_bits_of_tile = [&](u32 buffer) { return DOCUMENTS ? shared.words[1 + buffer] : 0; };
 #endif
     static_assert(TILE * 32 == SCAN_THREADS * 4, "a thread copies four of a tile's B and C");
 
@@ -364,13 +364,13 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     copy_async_wait<0>();
     __syncthreads();  // skip and bias are loaded, and all copies complete
     prepare_tile(0, last);
-    if (turn.segment > 0) {
-        await_turn(turn, arguments.turns);
-        load_carried(carried, sums, carried_place(arguments, turn.chain));
+    if (item.segment > 0) {
+        await_previous_segment(item, arguments.work);
+        load_carried(carried, sums, carried_place(arguments, item.chain));
     }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
         __syncthreads();  // all parts of the tile are loaded
-        const u32 beginnings = beginnings_of_tile(buffer);
+        const u32 start_bits = start_bits_of_tile(buffer);
         if (first > begin) fetch(buffer ^ 1, first - TILE);
         // Unrolled, so that a piece's first loads are moved up into the piece before (measured, 5 %). On AMD that takes
         // more registers than allow two waves on a SIMD.
@@ -380,7 +380,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
 #pragma unroll
 #endif
         for (u32 piece = TILE / PIECE; piece-- > 0;) {
-            walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, beginnings);
+            walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, start_bits);
         }
         copy_async_wait<0>();
         __syncthreads();  // all have walked, and all copies are complete
@@ -405,8 +405,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         prepare_tile(buffer ^ 1, first - TILE);
     }
     if (begin > 0) {
-        store_carried(carried_place(arguments, turn.chain), carried, sums);
-        end_turn(turn, arguments.turns);
+        store_carried(carried_place(arguments, item.chain), carried, sums);
+        publish_segment(item, arguments.work);
         return;
     }
     float* parameters = arguments.parameters + sample * (state_elements + 2 * channels);
@@ -420,10 +420,10 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
 template <bool ALIGNED>
 DEVICE void backward(const ScanBackwardArguments& arguments) {
     SHARED(BackwardShared, memory);
-    ScanTurn turn;
-    // One turn a block: a loop over turns costs registers that the walk needs.
-    if (take_turn(turn, arguments.turns, memory->turn[0])) {
-        walk_turn<ALIGNED>(arguments, *memory, turn);
+    ScanWorkItem item;
+    // One work item a block: a loop over items costs registers that the walk needs.
+    if (next_work_item(item, arguments.work, memory->words[0])) {
+        walk_work_item<ALIGNED>(arguments, *memory, item);
     }
 }
 

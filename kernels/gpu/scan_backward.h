@@ -27,7 +27,7 @@ struct Incoming {
     HeldColumns<COLUMNS> raw[ARRAYS], x;
     float4 bc;
     float states[4];
-    u32 beginnings;
+    u32 start_bits;
 };
 
 struct BackwardShared {
@@ -44,9 +44,9 @@ struct BackwardShared {
     activation x[2][TILE][BLOCK_CHANNELS];
     activation raw[ARRAYS][TILE][BLOCK_CHANNELS];
 #endif
-    // First the word of take_turn, then two words with the positions of a tile that begin documents. They come last, so
-    // that the arrays before them begin at multiples of 128 bytes.
-    u32 turn[4];
+    // The first word is next_work_item's, the next two are the start bits of two tiles. They come last, so that the arrays
+    // before them begin at multiples of 128 bytes.
+    u32 words[4];
 };
 // The size that the launcher requests.
 static_assert(sizeof(BackwardShared) ==
@@ -113,15 +113,15 @@ struct ReduceScatter<COUNT, 0> {
 DEVICE float of_channel(u32 j, float first, float second) { return j < 2 ? first : second; }
 DEVICE float of_state(u32 j, float first, float second) { return j & 1 ? second : first; }
 
-// h at `position` of a tile from that of the position before, and its decay; `beginnings`: of documents in the tile.
+// h at `position` of a tile from that of the position before, and its decay; `start_bits`: of documents in the tile.
 DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
-                 const float (&rate)[4], const float* steps, const float* bc, u32 position, u32 beginnings) {
+                 const float (&rate)[4], const float* steps, const float* bc, u32 position, u32 start_bits) {
     const float4 d = load4(steps + position * STEPS_ROW);
     const float2 b = *reinterpret_cast<const float2*>(bc + position * 32);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         decay[j] = exp2_fast(of_channel(j, d.x, d.y) * rate[j]);
-        h[j] = fmaf(decay[j], unless_begins(beginnings, position, before[j]), of_channel(j, d.z, d.w) * of_state(j, b.x, b.y));
+        h[j] = fmaf(decay[j], unless_begins(start_bits, position, before[j]), of_channel(j, d.z, d.w) * of_state(j, b.x, b.y));
     }
 }
 

@@ -1,7 +1,7 @@
 // The forward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
 // A block walks 32 channels of a sample, position after position: a second pass would cost another exponential a state.
-// A sequence is cut into turns (scan.h), each of which continues from the states that the one before saved. A lane
+// A sequence is cut into segments (scan.h); each continues from the states that the segment before saved. A lane
 // holds 4 states of a channel. Positions go in tiles of 32: asynchronous copies bring the raw tile while the one before
 // is walked; each thread turns 8 channels of one position into (delta, delta x), the block walks, and the same thread
 // sums the four lanes' parts of y, adds the skip, saves y, gates and stores.
@@ -19,14 +19,14 @@ namespace {
 
 // A segment of a chain.
 template <bool ALIGNED>
-DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shared,
-                      const ScanTurn& turn) {
+DEVICE void walk_work_item(const ScanForwardArguments& arguments, ForwardShared& shared,
+                           const ScanWorkItem& item) {
     const u32 thread = threadIdx.x, positions = arguments.positions;
     const u32 blocks = arguments.channels / BLOCK_CHANNELS;
-    const u32 sample = turn.chain / blocks;
-    const u32 first_channel = turn.chain % blocks * BLOCK_CHANNELS;
-    const u32 begin = turn.segment * arguments.turns.positions;
-    const u32 end = min(begin + arguments.turns.positions, positions);
+    const u32 sample = item.chain / blocks;
+    const u32 first_channel = item.chain % blocks * BLOCK_CHANNELS;
+    const u32 begin = item.segment * arguments.work.positions;
+    const u32 end = min(begin + arguments.work.positions, positions);
     const Walker walk_role = walker();
     const u32 row = thread / ROW_THREADS, column = thread % ROW_THREADS * COLUMNS;
     const u32 channel = first_channel + column;
@@ -105,27 +105,27 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
 
     static_assert(WORD_POSITIONS % TILE == 0, "a tile is within a word");
     const u32* const documents =
-        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
-    u32 beginnings = DOCUMENTS ? bits_from(documents, begin, positions) : 0;
+        DOCUMENTS ? start_bits_of(arguments.start_bits, sample * positions, positions) : nullptr;
+    u32 start_bits = DOCUMENTS ? bits_from(documents, begin, positions) : 0;
     fetch(0, begin);
     __syncthreads();  // skip and bias are loaded
     copy_async_wait<0>();
     prepare(shared, tiles, 0, row, column);
     advance_all();
-    if (turn.segment > 0) {
-        await_turn(turn, arguments.turns);
+    if (item.segment > 0) {
+        await_previous_segment(item, arguments.work);
         unpack(h, load4(checkpoint));
     }
     for (u32 first = begin, buffer = 0; first < end; first += TILE, buffer ^= 1) {
         __syncthreads();  // all parts of the tile are loaded
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
-        const u32 next_beginnings = DOCUMENTS ? bits_from(documents, first + TILE, positions) : 0;
+        const u32 next_start_bits = DOCUMENTS ? bits_from(documents, first + TILE, positions) : 0;
         const auto save = [&](u32 i) {
             if (i > 0 && i >= positions - first) return;
             store4(checkpoint + i / CHECKPOINT * checkpoint_stride, make_float4(h[0], h[1], h[2], h[3]));
         };
-        walk(h, shared, save, rate, walk_role, WAITS_IN_REGISTERS ? 0 : buffer, beginnings);
-        beginnings = next_beginnings;
+        walk(h, shared, save, rate, walk_role, WAITS_IN_REGISTERS ? 0 : buffer, start_bits);
+        start_bits = next_start_bits;
         checkpoint += TILE / CHECKPOINT * checkpoint_stride;
         __syncthreads();  // all threads have walked
         copy_async_wait<0>();
@@ -143,17 +143,17 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         out += TILE * arguments.out.stride;
     }
     if (end == positions) return;
-    // The next turn saves these states again when it begins.
+    // The next segment saves these states again when it begins.
     store4(checkpoint, make_float4(h[0], h[1], h[2], h[3]));
-    end_turn(turn, arguments.turns);
+    publish_segment(item, arguments.work);
 }
 
 template <bool ALIGNED>
 DEVICE void forward(const ScanForwardArguments& arguments) {
     SHARED(ForwardShared, memory);
-    ScanTurn turn;
-    while (take_turn(turn, arguments.turns, memory->turn[0])) {
-        walk_turn<ALIGNED>(arguments, *memory, turn);
+    ScanWorkItem item;
+    while (next_work_item(item, arguments.work, memory->words[0])) {
+        walk_work_item<ALIGNED>(arguments, *memory, item);
     }
 }
 

@@ -8,7 +8,7 @@ constexpr u32 THREADS = 256;
 
 struct PackArguments {
     float* packed;  // [b, positions up to a whole tile, 8, 4]
-    u32* words;     // of ScanTurns
+    u32* words;     // of ScanWorkItems
     ScanRows bc;    // [b t, 32]
     u32 samples, positions, word_count, unused;
 };

@@ -33,9 +33,9 @@ struct ForwardShared {
 #if WARP == 32
     activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
 #endif
-    // The first word is take_turn's. The array comes last, so that the arrays before it begin at multiples of 128
+    // The first word is next_work_item's. The array comes last, so that the arrays before it begin at multiples of 128
     // bytes.
-    u32 turn[4];
+    u32 words[4];
 };
 // The size that the launcher requests.
 static_assert(sizeof(ForwardShared) == (WARP == 64 ? 9744 : ACTIVATION_BF16 ? 51984 : 64272),
@@ -122,11 +122,11 @@ DEVICE float move_on(float (&h)[4], const Step& step, const float (&decay)[4], c
 }
 
 // Advances h over a tile, in three stages: operands of the group after the next are loaded, decays of the next
-// computed, and this one stepped. `save(i)` stores h before position i, a multiple of CHECKPOINT; `beginnings`: of
+// computed, and this one stepped. `save(i)` stores h before position i, a multiple of CHECKPOINT; `start_bits`: of
 // documents.
 template <class Save>
 DEVICE void walk(float (&h)[4], ForwardShared& shared, const Save& save, const float (&rate)[4], const Walker& walker,
-                 u32 buffer, u32 beginnings) {
+                 u32 buffer, u32 start_bits) {
     const float* delta = shared.steps + walker.channel / 8 * 20 + walker.channel % 8 * 2;
     const float* bc = &shared.bc[buffer][0][walker.quad * 8];
     Step steps[3][GROUP];
@@ -149,7 +149,7 @@ DEVICE void walk(float (&h)[4], ForwardShared& shared, const Save& save, const f
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
             y[i] = move_on(h, steps[group % 3][i], decay[group % 2][i], drive[group % 2][i],
-                           begins(beginnings, first + i));
+                           begins(start_bits, first + i));
         }
         // Stored last: a store would keep later loads from being moved before it.
         store_parts(shared, walker, y, first);

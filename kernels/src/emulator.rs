@@ -105,7 +105,7 @@ impl Emulator {
             name: format!("emulator with warps of {}", settings.warp),
             architecture: format!("warp{}", settings.warp),
             warp: settings.warp,
-            // Few, and the same on every host, so that chains of scans are cut into turns.
+            // Few, and the same on every host, so that chains of scans are cut into segments.
             multiprocessors: 2,
             group_products: false,
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),

@@ -1,4 +1,4 @@
-//! Kernels that are broken on purpose: the emulator must see it, or its other tests prove nothing.
+//! Kernels that are broken on purpose: the emulator must detect it, or its other tests prove nothing.
 
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
 use tidemill_kernels::gpu::{Driver, ElementKind, Launch, Source, SourceOptions, Start};
@@ -29,7 +29,7 @@ KERNEL(block_sums, 256, 1, BlockSumsArguments) {
 
 const BLOCKS: usize = 3;
 
-/// What the kernel must find: sums of integers, which fp32 holds.
+/// The expected sums, of integers that fp32 holds exactly.
 fn expected() -> Vec<f32> {
     (0..BLOCKS).map(|block| (block * 256..(block + 1) * 256).sum::<usize>() as f32).collect()
 }
@@ -44,7 +44,7 @@ fn barrier_replaced(to: &'static str) -> Option<SourceChange> {
     Some(SourceChange { source: SOURCE.name, from: "__syncthreads();", to })
 }
 
-/// The sums that a kernel finds, with a break or without.
+/// The sums that the kernel computes, with or without a change.
 fn block_sums(settings: EmulatorSettings, change: Option<SourceChange>) -> Result<Vec<f32>> {
     let mut emulator = Emulator::new(settings)?;
     if let Some(change) = change {
@@ -98,7 +98,7 @@ fn a_barrier_that_some_threads_never_reach_is_an_error() {
     let change = barrier_replaced("if (thread % WARP < 16) warp_barrier(); else __syncthreads();");
     for settings in every_setting() {
         assert_error(settings, change, "a barrier that others never reach");
-        // The abandoned fibers harm nothing.
+        // The abandoned fibers do no harm.
         assert_eq!(block_sums(settings, None).unwrap(), expected(), "{settings:?}");
     }
 }

@@ -9,7 +9,7 @@ use tidemill_kernels::{Backend, Bf16, Cpu, Fp32, Gpu, KernelError};
 
 const SETTINGS: EmulatorSettings = EmulatorSettings { warp: 64, seed: 1 };
 
-/// The kernels that do not agree.
+/// The kernels that disagree.
 fn others<B: Backend>(backend: &B) -> Vec<Checked> {
     let checked = checks::run(backend);
     assert!(checked.len() > 10, "{checked:?}");

@@ -31,7 +31,7 @@ use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime, Slice, SliceMut};
 /// Orders of threads: as they are numbered, and two random ones.
 const SEEDS: [u64; 3] = [0, 1, 0x7469_6465];
 
-/// The two orders in which arms of `warp` threads a warp run: a random one, and another that is not that of the other arms.
+/// Two orders of threads for arms of `warp` threads a warp: one random order, and one that the other arms do not use.
 fn orders(warp: u32) -> [u64; 2] {
     if warp == 32 { [SEEDS[0], SEEDS[1]] } else { [SEEDS[1], SEEDS[2]] }
 }
@@ -41,7 +41,7 @@ fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     Arm::new(format!("warps of {warp}, seed {seed}"), Gpu::new(emulator))
 }
 
-/// One whose groups of warps multiply together.
+/// An arm whose groups of warps multiply together.
 fn groups(seed: u64) -> Arm<Gpu<Emulator, Bf16>> {
     let emulator = Emulator::new(EmulatorSettings { warp: 32, seed }).unwrap();
     let backend = Gpu::new(emulator.with_group_products().unwrap());
@@ -99,7 +99,7 @@ macro_rules! tests {
 
 every_body!(tests);
 
-/// A device whose queues run when the schedule gets to them.
+/// A device whose queues run when the schedule chooses.
 fn scheduled<P: Precision>(schedule: &Arc<Schedule>) -> Gpu<Emulator, P> {
     let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
     Gpu::new(emulator.with_schedule(schedule))
@@ -128,7 +128,7 @@ fn what_runs_later_gives_the_same() {
     }
 }
 
-/// Two devices hand memory on by events alone; if one event is not waited for, some order shows it.
+/// Two devices share memory ordered by events alone; without the wait for one event, some order shows the error.
 #[test]
 fn devices_wait_for_each_other() {
     let pair = |seed, waits| {
@@ -165,7 +165,7 @@ mod algorithms_of_a_library {
     algorithms::every_rule!(rules);
 }
 
-/// The memory that a stream keeps once `run` is over.
+/// The memory that a stream keeps after `run`.
 fn memory_kept<P: Precision<Activation: Number>>(
     arm: &Arm<Gpu<Emulator, P>>,
     run: impl FnOnce(&mut Device<'_, Gpu<Emulator, P>>),
@@ -177,11 +177,11 @@ fn memory_kept<P: Precision<Activation: Number>>(
     before - free()
 }
 
-/// The stated scratch memory of attention is the memory used, by groups of warps and without.
+/// The scratch memory of attention is the stated one, with groups of warps and without.
 #[test]
 fn attention_takes_the_scratch_memory_that_it_says() {
     fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
-        // A count of the forward pass; and memory is given in pieces of 256 bytes.
+        // A count of the forward pass; and memory is allocated in multiples of 256 bytes.
         const BESIDE: usize = 512;
         let mut inputs = Inputs::new(17);
         for (rows, heads) in [([2, 150], [3, 64]), ([1, 300], [2, 100])] {
@@ -199,7 +199,7 @@ fn attention_takes_the_scratch_memory_that_it_says() {
     check(&groups(SEEDS[0]));
 }
 
-/// And that of the scan, of sixteen states and of any, but for what blocks of a cut sequence hand to each other.
+/// So is the scratch memory of the scan, for sixteen states and others, except for the values carried between segments.
 #[test]
 fn the_scan_takes_about_the_scratch_memory_that_it_says() {
     fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
@@ -219,11 +219,11 @@ fn the_scan_takes_about_the_scratch_memory_that_it_says() {
     check(&arm::<Bf16>(64, SEEDS[0]));
 }
 
-/// And that of the scan of heads, of whole heads and of heads in parts.
+/// So is the scratch memory of the scan of heads, for whole heads and for heads in parts.
 #[test]
 fn the_scan_of_heads_takes_the_scratch_memory_that_it_says() {
     fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
-        // Each of two slots is given in pieces of 256 bytes.
+        // Each of two slots is allocated in multiples of 256 bytes.
         const BESIDE: usize = 512;
         let mut inputs = Inputs::new(19);
         for heads in [[3, 8, 1, 5], [2, 70, 2, 9], [1, 40, 1, 200]] {
@@ -240,11 +240,11 @@ fn the_scan_of_heads_takes_the_scratch_memory_that_it_says() {
     check(&arm::<Bf16>(64, SEEDS[0]));
 }
 
-/// And that of gradients of weights.
+/// So is the scratch memory of gradients of weights.
 #[test]
 fn weight_gradients_take_the_scratch_memory_that_they_say() {
     fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
-        // Memory is given in pieces of 256 bytes.
+        // Memory is allocated in multiples of 256 bytes.
         const BESIDE: usize = 256;
         for (weight, rows, rows_per_grain) in [([3, 8], 10, 10), ([5, 7], 9000, 4500)] {
             let grains = GrainRows::new(rows, rows_per_grain).unwrap();

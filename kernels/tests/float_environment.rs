@@ -13,7 +13,7 @@ const ELEMENTS: usize = 1003;
 
 /// Seeded numbers from denormal ones to those of a gradient.
 fn numbers(seed: u32, elements: usize) -> Vec<f32> {
-    // What is computed with is the same on any thread.
+    // The inputs are computed alike on any thread.
     let _standard = FloatEnvironment::standard();
     let mut bits = seed;
     let mut next = || {
@@ -24,7 +24,7 @@ fn numbers(seed: u32, elements: usize) -> Vec<f32> {
     (0..elements).map(|_| next()).collect()
 }
 
-/// The bits of all parts of an update.
+/// The bits of all results of an update.
 fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
     let mut stream = backend.device_stream().unwrap();
     let mut upload = |values: &[f32]| {

@@ -119,7 +119,7 @@ fn a_device_that_is_opened_again_is_the_same() {
 
 #[test]
 fn opening_a_device_again_spoils_no_recording() {
-    // No other test has this one.
+    // No other test uses this device.
     let arm = arm::<Fp32>(ITS_PEER);
     let ordinal = if loaded_hip::is_the_machines() { 0 } else { ITS_PEER };
     opening::spoils_no_recording(&arm, || drop(Rocm::open(ordinal).unwrap()));
@@ -170,7 +170,7 @@ mod algorithms_of_a_library {
 mod of_emulated_devices {
     use super::*;
 
-    /// hipBLASLt where it makes a handle, else rocBLAS.
+    /// hipBLASLt if it makes a handle, else rocBLAS.
     #[test]
     fn the_matrix_library_is_the_one_that_works() {
         let library = |ordinal| open::<Fp32>(ordinal).driver().properties().matrix_library.clone();
@@ -203,8 +203,8 @@ mod of_emulated_devices {
         assert_eq!(Rocm::together().unwrap(), 2);
     }
 
-    /// Kernels of one device read memory of another, ordered by events alone; if one event is not
-    /// waited for, the runtime shows it.
+    /// Kernels of one device read memory of another, ordered by events alone; without the wait for one event,
+    /// the runtime shows the error.
     #[test]
     fn devices_wait_for_each_other() {
         let [first, second] = [IN_WAVES_OF_64, ITS_PEER].map(open::<Fp32>);

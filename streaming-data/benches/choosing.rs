@@ -1,11 +1,11 @@
-//! What choosing documents costs: megabytes of text for each CPU second, of filters and of comparing.
+//! The cost of filtering and comparing documents: megabytes of text for each CPU second.
 //!
 //! ```text
 //! cargo bench -p tidemill-streaming-data --bench choosing -- DOCUMENTS.jsonl [MEGABYTES]
 //! ```
 //!
-//! `benches/peers/choosing.py` measures the same of datatrove, on the same documents. CPU time and not the
-//! clock: a machine on which other programs run gives the same numbers.
+//! `benches/peers/choosing.py` measures datatrove on the same documents. CPU time depends little on other
+//! programs that run on the machine, unlike wall-clock time.
 
 mod cpu;
 

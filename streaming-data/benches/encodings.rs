@@ -1,14 +1,14 @@
-//! What tokens take, and what decoding them costs, by encoding and compression of their pages.
+//! The size of tokens and the cost of decoding them, by encoding and compression of their pages.
 //!
 //! ```text
 //! cargo bench -p tidemill-streaming-data --bench encodings -- DATA_SET [MILLIONS_OF_TOKENS]
 //! ```
 //!
-//! The tokens are the first of a data set that `prepare` made. They are written as it writes them (row groups of about 1 MiB, a
-//! page each, format 2, fixed-size lists without nulls), but for the encoding and the compression. The first table is of files
-//! as the `parquet` crate writes them, read by this crate and by that one; the second of values alone, without levels and pages:
-//! compressed by `zstd`, decompressed, and brought into two bytes a token, which is the least that a reader of that form
-//! can cost. CPU time and not the clock: a machine on which other programs run gives the same numbers.
+//! The tokens are the first of a data set that `prepare` made. They are written as `prepare` writes them (row groups of about 1 MiB,
+//! a page each, format 2, fixed-size lists without nulls), except for the encoding and the compression. The first table is of files
+//! written by the `parquet` crate, read by this crate and by that one; the second of values alone, without levels and pages:
+//! compressed by `zstd`, decompressed, and converted into two bytes a token, the least work of any reader of
+//! that form. CPU time depends little on other programs that run on the machine, unlike wall-clock time.
 
 mod cpu;
 
@@ -35,10 +35,10 @@ use tidemill_streaming_data::{
 /// Bytes of a row group's tokens.
 const GROUP_BYTES: usize = 1 << 20;
 
-/// Fewer than a row group has: no page is passed over.
+/// Fewer samples than a row group has, so that no page is skipped.
 const STRIDE: u64 = 61;
 
-/// Each measurement goes on for so many seconds of the CPU at least, whose clock has steps of 10 ms.
+/// The least CPU seconds of a measurement, since the CPU clock has steps of 10 ms.
 const LEAST_SECONDS: f64 = 1.0;
 
 const LEVELS: [i32; 6] = [1, 2, 3, 4, 6, 9];
@@ -105,7 +105,7 @@ fn read_tokens(folder: &Path, most: usize) -> Tokens {
     Tokens { values, row }
 }
 
-/// Millions of tokens for each second that `work` takes.
+/// Millions of tokens that `work` reads in a second.
 fn rate(tokens: f64, mut work: impl FnMut()) -> f64 {
     let (begun, mut times) = (cpu_seconds(), 0.0);
     loop {
@@ -159,7 +159,7 @@ fn of_files(tokens: &Tokens, encoding: Option<Encoding>, compression: Compressio
     let shuffle = ShuffleSettings { order: ShuffleOrder::None, window_samples, seed: 17 };
     let samples = data_set.samples();
     let mixture = Mixture::of(data_set, shuffle).expect("a data set that is not empty");
-    // Room for a few pieces and not for the shard, so that it is decoded anew each time.
+    // Memory for a few pieces but not for the shard, so that every piece is decoded each time.
     let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 2 << 20 };
     let decoder = Decoder::new(mixture, settings).expect("a decoder");
     let here = rate(count, || {
@@ -181,12 +181,12 @@ fn of_files(tokens: &Tokens, encoding: Option<Encoding>, compression: Compressio
     );
 }
 
-/// How the values of a page are laid out before they are compressed.
+/// The layout of a page's values before compression.
 #[derive(Debug, Clone, Copy)]
 enum Form {
     /// PLAIN.
     FourBytes,
-    /// As PLAIN would be of 16-bit integers, which Parquet has none of.
+    /// PLAIN for 16-bit integers, which Parquet does not have.
     TwoBytes,
     /// BYTE_STREAM_SPLIT: the first bytes of all values, then the second, and so on.
     FourBytesSplit,
@@ -214,7 +214,7 @@ impl Form {
         }
     }
 
-    /// Two bytes of each value; whether those that four bytes have beside them are 0.
+    /// The low two bytes of each value; returns whether all other bytes are 0.
     fn decode(self, bytes: &[u8], values: &mut Vec<u16>) -> bool {
         values.clear();
         match self {
@@ -242,7 +242,7 @@ impl Form {
     }
 }
 
-/// The values of row groups alone, compressed.
+/// Measures the compressed values of row groups, without pages.
 fn of_values(tokens: &Tokens, form: Form, level: i32) {
     let group = GROUP_BYTES / (4 * tokens.row) * tokens.row;
     if tokens.values.iter().any(|&token| token > i32::from(u16::MAX)) {

@@ -1,7 +1,7 @@
-//! Resident verdicts: what a million documents take to load and to hold, and how long a change takes.
+//! Resident verdicts: time and memory of loading a million documents, and the time of a change.
 //!
-//! Summaries are made up, three in ten of them in groups that share buckets: texts never enter the dataflow, and summaries are measured by
-//! `--bench choosing`. `cargo bench -p tidemill-streaming-data --features live --bench live [-- DOCUMENTS WORKERS]`.
+//! Summaries are generated, three in ten of them in groups that share buckets: texts never enter the dataflow, and `--bench choosing`
+//! measures making summaries. `cargo bench -p tidemill-streaming-data --features live --bench live [-- DOCUMENTS WORKERS]`.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ fn mixed(value: u64) -> u64 {
     (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// The summary of document `key`, of which `version` says how often it changed.
+/// The summary of document `key` after `version` changes.
 fn summary(key: u64, version: u64) -> Summary {
-    // Of ten documents the last three share some buckets with a document before them.
+    // Of ten documents the last three share some buckets with an earlier document.
     let group = if key % 10 >= 7 { key / 40 * 40 } else { key };
     let of = |bucket: u64| match bucket < 3 {
         true => mixed(group * BANDS + bucket + (version << 40)),
@@ -70,7 +70,7 @@ fn main() {
             let mut took = Vec::new();
             for round in 0..9_u64 {
                 let start = Instant::now();
-                // Each is withdrawn and comes again with another text.
+                // Each document is removed and added with another text.
                 for change in (0..changes).filter(|change| change % peers == index) {
                     let key = mixed(change + (round << 32) + (changes << 48)) % documents;
                     let key = key / changes * changes + change;
@@ -83,7 +83,7 @@ fn main() {
                 input.flush();
                 worker.step_or_park_while(None, || probe.less_than(&moment));
                 took.push(start.elapsed());
-                // And back.
+                // The changes are undone.
                 for change in (0..changes).filter(|change| change % peers == index) {
                     let key = mixed(change + (round << 32) + (changes << 48)) % documents;
                     let key = key / changes * changes + change;

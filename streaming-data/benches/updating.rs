@@ -1,10 +1,10 @@
-//! What an update costs beside a preparation from nothing, by how much changed.
+//! The cost of an update compared with a preparation from scratch, by the size of the change.
 //!
 //! ```text
 //! cargo bench -p tidemill-streaming-data --bench updating -- DOCUMENTS.jsonl [SAMPLES_OF_A_SHARD]
 //! ```
 //!
-//! The documents stand in files of 100. Each update is compared with a preparation from nothing.
+//! The documents are in files of 100. Each update is compared with a preparation from scratch.
 
 mod cpu;
 
@@ -34,7 +34,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// Writes a file, which looks as if it had been written long ago.
+    /// Writes a file with a modification time long ago.
     fn write(&mut self, file: usize) {
         let path = self.folder.join(format!("{file:06}.jsonl"));
         let end = self.lines.len().min((file + 1) * OF_A_FILE);
@@ -71,7 +71,7 @@ fn settings(inputs: &Path, output: PathBuf, shard_samples: usize) -> PrepareSett
     }
 }
 
-/// Seconds of the clock and of the CPU.
+/// Wall-clock seconds and CPU seconds.
 fn timed<T>(work: impl FnOnce() -> T) -> (f64, f64, T) {
     let (began, cpu) = (Instant::now(), cpu_seconds());
     let done = work();
@@ -92,7 +92,7 @@ fn main() {
     let bench = tempfile::tempdir().expect("a folder for temporary files");
     let folder = bench.path().join("in");
     fs::create_dir(&folder).expect("a folder in it");
-    // What is appended later: whole files, so that no other changes.
+    // Documents to append later, in whole files, so that no other file changes.
     let kept = lines.len() * 99 / 100 / OF_A_FILE * OF_A_FILE;
     let later = lines.split_off(kept);
     let mut inputs = Inputs { folder: folder.clone(), lines, written: 0 };

@@ -6,7 +6,7 @@
 //! files in byte order of their names, and their footers are read.
 //!
 //! The folder may be the URL of a remote store (see [`crate::store`]). With an index that is one
-//! request, whatever the number of shards; without one it is a listing, and a request or two for
+//! request for any number of shards; without one it is a listing, and a request or two for
 //! each footer, several at once. A defect of a remote shard is found when it is read.
 //!
 //! Contract: opening the same files gives the same data set wherever they lie. A data set is cheap
@@ -353,7 +353,7 @@ impl DataSet {
         Ok(tokens)
     }
 
-    /// Places of a row's tokens among those of its row group.
+    /// Places of a row's tokens in its row group.
     pub(crate) fn places_of(&self, row: u64) -> Range<u64> {
         let row_tokens = self.content.row_tokens as u64;
         row * row_tokens..(row + 1) * row_tokens

@@ -38,7 +38,7 @@
 //! them. A download holds a few pieces of the body in memory while it is written.
 //!
 //! **The smallest limit.** A cache with a limit must hold at once the shards that are being read and written
-//! and those that the stream soon returns to, or shards would be downloaded again and again.
+//! and the shards that the stream soon returns to, or shards would be downloaded again and again.
 //! [`Decoder::new`](crate::reader::Decoder::new) refuses a limit below
 //!
 //! | order | bytes, at most those of all shards |
@@ -95,7 +95,7 @@ pub(crate) enum Fetcher {
 }
 
 impl Fetcher {
-    /// The source of shards for a decoder of so many threads. `positions` are those that will be read,
+    /// The source of shards for a decoder of `threads` threads. `positions` are the positions to read,
     /// where they are known.
     ///
     /// # Errors

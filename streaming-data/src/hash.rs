@@ -47,7 +47,7 @@ impl ContentHash {
         ContentHash(bits)
     }
 
-    /// The hash of so many hexadecimal digits, if it is one.
+    /// The hash with these hexadecimal digits, if they are one.
     pub(crate) fn of_digits(digits: &str) -> Option<ContentHash> {
         let are_digits = digits.len() == 32 && digits.bytes().all(|d| d.is_ascii_hexdigit());
         u128::from_str_radix(digits, 16).ok().filter(|_| are_digits).map(ContentHash)

@@ -19,7 +19,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`store`] | paths and URLs, and remote stores behind them |
+//! | [`store`] | paths and URLs, and remote stores |
 //! | [`fetch`] | remote shards, downloaded ahead of the reader by a prefetcher |
 //! | `cache` | downloaded shards on disk, and decoded pieces of them in memory |
 //! | `shard` | one shard: its footer, its pages, its rows |
@@ -32,7 +32,7 @@
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
 //!
-//! Features, all on but `live`: `stores` (of the crate `object_store`), `remote` (those behind a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
+//! Features, all on but `live`: `stores` (of the crate `object_store`), `remote` (stores in a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
 //! Without them a crate that trains on local shards needs no TLS, no HTTP, no asynchronous runtime and no tokenizer.
 //!
 //! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].

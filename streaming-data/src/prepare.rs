@@ -35,13 +35,13 @@
 //!   column, an MDS data set that is not what its index says.
 //! - Lists, filters and duplicates leave out documents in this order, and each sees only documents that the
 //!   steps before it kept; the data set is as if the others did not exist. With any of them a text file is held
-//!   whole, however large, and nothing else beside a large one. Duplicates are found in a pass of their own:
+//!   whole, however large, and nothing else during a large one. Duplicates are found in a pass of their own:
 //!   the inputs are read twice, and one that changed in between is an error.
-//! - Memory is bounded by the number of workers, whatever the input's size: documents are read
+//! - Memory is bounded by the number of workers, independent of the input's size: documents are read
 //!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
 //!   [`DOCUMENT_BYTES_LIMIT`] is broken; while a large one is read and tokenized, nothing else is. Of a Parquet
-//!   file the page at hand and the dictionary are held too, each of at most [`PAGE_BYTES_LIMIT`], of
+//!   file the current page and the dictionary are held too, each of at most [`PAGE_BYTES_LIMIT`], of
 //!   Zstandard its window (128 MiB), of an MDS shard in Snappy all (1 GiB). Only the list of paths
 //!   grows with the input. For an output
 //!   in a store, at most four shards wait in the folder for temporary files (`TMPDIR`), without
@@ -144,7 +144,7 @@ use crate::{
     store::{Location, RemoteFolder},
 };
 
-/// Name of the tokenizer's file beside the index.
+/// Name of the tokenizer's file in the folder of the index.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Tokens of a row group, decoded: small enough that one sample alone is cheap to read, large
@@ -408,7 +408,7 @@ fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
     }
 }
 
-/// The outcome, if there is a row; files that were skipped then join those found before.
+/// The outcome, if it has a row, with all skipped files.
 fn with_a_row(
     mut outcome: Outcome,
     dedup: DedupReport,
@@ -444,7 +444,7 @@ fn with_a_row(
     })
 }
 
-/// Whether rows may have so many predicted tokens.
+/// Whether rows may have this number of predicted tokens.
 fn check_seq_len(seq_len: usize) -> Result<(), PrepareError> {
     if seq_len < i32::MAX as usize {
         return Ok(());

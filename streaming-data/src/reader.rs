@@ -120,7 +120,7 @@ impl<W: Work> Owner<W> {
     /// Starts the threads.
     fn start(work: W, bounds: Bounds, threads: NonZeroUsize) -> Result<Arc<Owner<W>>, DataError> {
         let pool = Arc::new(WorkerPool::new(work, bounds));
-        // Made before the threads: if one fails to start, those before it end with this.
+        // Made before the threads: if one fails to start, dropping this ends the threads started before.
         let owner = Arc::new(Owner { pool: Arc::clone(&pool) });
         for number in 0..threads.get() {
             let pool = Arc::clone(&pool);

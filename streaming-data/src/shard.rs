@@ -71,7 +71,7 @@ pub(crate) struct RowRule {
 /// The form of the rows of all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RowKind {
-    /// Rows of so many tokens.
+    /// Rows of this many tokens.
     Tokens(RowRule),
     /// Rows that have these columns, of these types, among others.
     Columns(SchemaRef),

@@ -1,4 +1,4 @@
-//! The exchange that is measured: every worker's buckets are summed at their owners, and what is there is brought to all.
+//! The measured exchange: every worker's buckets are summed at their owners, and the sums are gathered by all.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 use timely::worker::Worker;
 
-/// What is exchanged.
+/// The size and number of exchanges.
 #[derive(Clone, Copy)]
 pub struct Settings {
     pub elements: usize,
@@ -21,11 +21,11 @@ pub struct Settings {
     pub rounds: usize,
 }
 
-/// The ends of the workers of a process.
+/// The communicators of the workers of a process.
 pub struct Ends(Mutex<Vec<Option<Box<dyn Communicator<Cpu>>>>>);
 
 impl Ends {
-    /// Of process `process` of `processes`, which have `threads` workers each.
+    /// For process `process` of `processes`, which have `threads` workers each.
     pub fn new(threads: usize, process: usize, processes: usize) -> Self {
         let cpu = cpu();
         let (cpus, workers) = (vec![&cpu; threads], threads * processes);
@@ -74,16 +74,16 @@ pub fn run(worker: &mut Worker, ends: &Ends, settings: Settings) -> Vec<f64> {
     thread.join().unwrap()
 }
 
-/// What one thread exchanges with others.
+/// The state of one rank: its communicator and its buffers.
 struct Rank {
     end: Box<dyn Communicator<Cpu>>,
     cpu: Cpu,
     stream: <Cpu as Runtime>::DeviceStream,
-    /// Of the thread that posts.
+    /// The stream of the posting thread.
     posts: <Cpu as Runtime>::DeviceStream,
-    /// What is summed.
+    /// The terms to sum.
     arena: <Cpu as Runtime>::Buffer<f32>,
-    /// What is summed and gathered.
+    /// The own sums, then the gathered ones.
     owned: <Cpu as Runtime>::Buffer<f32>,
 }
 
@@ -114,7 +114,7 @@ impl Rank {
         let Self { end, cpu, stream, posts, arena, owned } = self;
         let start = Instant::now();
         let (post, node) = (end.post(), Node::leaf(rank as u32));
-        // As in training, where another thread computes and tells what is summed.
+        // As in training, another thread computes and posts the terms.
         std::thread::scope(|scope| {
             let (sums, cpu_there, buckets) = (&*arena, &*cpu, &buckets);
             let posting = scope.spawn(move || {
@@ -131,7 +131,7 @@ impl Rank {
             }
             posting.join().expect("the thread does not panic")
         })?;
-        // Owners update what is theirs where all is gathered.
+        // Owners update their parts in the buffer that gathers.
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let own = cut.of_rank(rank);
             let values = Slice::new(owned, range.start + own.start, own.len())?;
@@ -149,7 +149,7 @@ impl Rank {
     }
 }
 
-/// Prints the median and the best of the rounds but the first.
+/// Prints the median and the best of all rounds after the first.
 pub fn report(name: &str, settings: Settings, mut seconds: Vec<f64>) {
     let warm = &mut seconds[1..];
     warm.sort_by(f64::total_cmp);
@@ -165,7 +165,7 @@ pub fn report(name: &str, settings: Settings, mut seconds: Vec<f64>) {
 }
 
 impl Settings {
-    /// Those of the command line.
+    /// From the command line.
     pub fn from_arguments() -> Self {
         Self {
             elements: value("--megabytes", 256) * 1_000_000 / 4,
@@ -175,13 +175,13 @@ impl Settings {
     }
 }
 
-/// A number of the command line.
+/// A number from the command line.
 pub fn value(name: &str, default: usize) -> usize {
     let mut arguments = std::env::args().skip_while(|argument| argument != name);
     arguments.nth(1).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// This program as process 1, with the same arguments.
+/// A command that runs this program as process 1, with the same arguments.
 pub fn other_process() -> std::process::Command {
     let mut command = std::process::Command::new(std::env::current_exe().expect("a program"));
     command.args(std::env::args().skip(1).filter(|argument| argument != "--bench"));

@@ -1,4 +1,4 @@
-//! `all_reduce` bandwidth of the communicators of the host: how fast gradients become the same sums everywhere.
+//! `all_reduce` bandwidth of the host's communicators.
 //!
 //! ```text
 //! cargo bench -p tidemill-collective --bench all_reduce -- [--megabytes 256] [--window-kib 1024] [--rounds 7]

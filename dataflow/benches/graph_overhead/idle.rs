@@ -6,7 +6,7 @@ use tidemill::model::{
     ModelError, ParameterSource, Tokens, Trainable,
 };
 
-/// So few that arithmetic does not show.
+/// Few enough that arithmetic does not count.
 pub const CHUNK_ELEMENTS: usize = 16;
 
 /// One tensor whose gradient is zero.

@@ -34,9 +34,9 @@ impl<'a> Documents<'a> {
         position > 0 && self.start(row, position) == position
     }
 
-    /// Of the `count` positions of a sample from `position`, whose rows begin at `first_row`, those that [`begin`](Self::begins) a
-    /// document: a bit each.
-    pub(crate) fn beginnings(&self, first_row: usize, position: usize, count: usize) -> u8 {
+    /// A bit for each of the `count` positions of a sample from `position`, whose rows begin at `first_row`: set where the position
+    /// [`begins`](Self::begins) a document.
+    pub(crate) fn start_bits(&self, first_row: usize, position: usize, count: usize) -> u8 {
         (0..count).fold(0, |bits, q| bits | u8::from(self.begins(first_row + q, position + q)) << q)
     }
 }

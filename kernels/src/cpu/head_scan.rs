@@ -118,10 +118,10 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// Of the `steps` positions of a sample from `position`, whose rows begin at `first_row`, those that begin a document
-    /// after another: a bit each.
-    pub(crate) fn beginnings(&self, first_row: usize, position: usize, steps: usize) -> u8 {
-        self.documents.beginnings(first_row, position, steps)
+    /// A bit for each of the `steps` positions of a sample from `position`, whose rows begin at `first_row`: set where the
+    /// position begins a document after another.
+    pub(crate) fn start_bits(&self, first_row: usize, position: usize, steps: usize) -> u8 {
+        self.documents.start_bits(first_row, position, steps)
     }
 
     /// Copies B and C of head `head` in `count` rows from `first_row` on.

@@ -196,7 +196,7 @@ struct Chunk {
     row: usize,
     out_row: usize,
     count: usize,
-    beginnings: u8,
+    start_bits: u8,
     steps: Steps,
 }
 
@@ -215,14 +215,14 @@ impl Chunk {
             row,
             out_row,
             count,
-            beginnings: of.inputs.beginnings(row, first, count),
+            start_bits: of.inputs.start_bits(row, first, count),
             steps: of.inputs.steps(s, head, rate, row, count),
         }
     }
 
     #[inline(always)]
     fn begins(&self, q: usize) -> bool {
-        self.beginnings >> q & 1 != 0
+        self.start_bits >> q & 1 != 0
     }
 }
 

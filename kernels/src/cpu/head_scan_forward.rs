@@ -113,7 +113,7 @@ impl Heads<'_> {
         let HeadLayout { blocks, tiles, head_width, .. } = self.layout;
         let (inputs, head, row) = (self.inputs, self.first_head + local, self.first_row + first);
         let steps = inputs.steps(s, head, rate, row, count);
-        let beginnings = inputs.beginnings(row, first, count);
+        let start_bits = inputs.start_bits(row, first, count);
         let (held, coefficients) = self.scratch.split_at_mut(self.layout.state_lanes());
         inputs.gather(coefficients, head, row, count, &self.layout);
         let skip = s.splat(inputs.d[head]);
@@ -135,7 +135,7 @@ impl Heads<'_> {
                     h[I] = s.load(&held[I].0);
                 });
                 for q in 0..count {
-                    if beginnings >> q & 1 != 0 {
+                    if start_bits >> q & 1 != 0 {
                         h = [s.splat(0.0); LANES];
                     }
                     let bc = Coefficients::of(coefficients, q, tile, tiles);

@@ -20,7 +20,7 @@ use crate::backend::ScanInputs;
 use crate::error::Result;
 use crate::shape::ScanShape;
 
-/// Positions between saved states, as many as [`Inputs::beginnings`] has bits. With 8, what a chunk recomputes fits the nearest cache.
+/// Positions between saved states, as many as [`Inputs::start_bits`] has bits. With 8, what a chunk recomputes fits the nearest cache.
 pub(crate) const CHUNK: usize = 8;
 
 /// Runs `$body` for each state of a tile, `$i` being a constant: an array of vectors that is indexed by
@@ -128,10 +128,10 @@ impl<'a> Inputs<'a> {
         [0, states].map(|column| self.bc.part(first_row, column, states))
     }
 
-    /// Of the `steps` positions of a sample from `position`, whose rows begin at `first_row`, those that begin a document
-    /// after another: a bit each.
-    pub(crate) fn beginnings(&self, first_row: usize, position: usize, steps: usize) -> u8 {
-        self.documents.beginnings(first_row, position, steps)
+    /// A bit for each of the `steps` positions of a sample from `position`, whose rows begin at `first_row`: set where the
+    /// position begins a document after another.
+    pub(crate) fn start_bits(&self, first_row: usize, position: usize, steps: usize) -> u8 {
+        self.documents.start_bits(first_row, position, steps)
     }
 }
 

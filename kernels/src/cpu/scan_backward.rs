@@ -252,7 +252,7 @@ impl<'a> Backward<'a> {
         let Scratch { decay, h, dc, db, carry, coefficients } = &mut self.scratch;
         Coefficients::gather(coefficients, inputs.coefficients(first, states), steps, tiles);
         let coefficients = &**coefficients;
-        let beginnings = inputs.beginnings(first, range.start, steps);
+        let start_bits = inputs.start_bits(first, range.start, steps);
         dc.fill([Lanes::ZERO; LANES]);
         db.fill([Lanes::ZERO; LANES]);
         let (da, rest) = partial.split_at_mut(self.layout.state_lanes());
@@ -319,7 +319,7 @@ impl<'a> Backward<'a> {
                     s.store(&mut h[0][I].0, now[I]);
                 });
                 for q in 0..steps {
-                    if beginnings >> q & 1 != 0 {
+                    if start_bits >> q & 1 != 0 {
                         now = [s.splat(0.0); LANES];
                         h[q] = [Lanes::ZERO; LANES];
                     }
@@ -378,7 +378,7 @@ impl<'a> Backward<'a> {
                     });
                     s.store(&mut at.gb[q].0, gb);
                     s.store(&mut at.gha[q].0, gha);
-                    if beginnings >> q & 1 != 0 {
+                    if start_bits >> q & 1 != 0 {
                         g = [s.splat(0.0); LANES];
                     }
                 }

@@ -92,7 +92,7 @@ impl<'a> Forward<'a> {
         let first = self.first_sample * positions + first_out;
         let bc = inputs.coefficients(first, self.layout.states);
         Coefficients::gather(self.coefficients, bc, steps, tiles);
-        let beginnings = inputs.beginnings(first, range.start, steps);
+        let start_bits = inputs.start_bits(first, range.start, steps);
 
         let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];
         let mut delta = [Lanes::ZERO; CHUNK];
@@ -124,7 +124,7 @@ impl<'a> Forward<'a> {
                     h[I] = s.load(&now[I]);
                 });
                 for q in 0..steps {
-                    if beginnings >> q & 1 != 0 {
+                    if start_bits >> q & 1 != 0 {
                         h = [s.splat(0.0); LANES];
                     }
                     if tile_index == 0 {

@@ -30,7 +30,7 @@ mod scan;
 mod scan_backward;
 mod scan_piece;
 mod scan_step;
-mod scan_turns;
+mod scan_work;
 mod sizes;
 mod tree_sum;
 

@@ -74,7 +74,7 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
             exp_avg: vec![0.0; elements],
             exp_avg_sq: vec![0.0; elements],
         };
-        // Gradients of zero and tiny ones too: eps then bounds the update.
+        // Zero and tiny gradients are included, where eps bounds the update.
         for (number, magnitude) in [(1, 1.0), (2, 10.0), (3, 1e-9), (4, 0.0), (1000, 0.1)] {
             let label = format!("adamw {elements} elements, step {number}");
             let gradient = inputs.uniform(elements, -magnitude, magnitude);
@@ -98,7 +98,7 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Without weight decay and on the first step, the update is the learning rate against the sign.
+/// Without weight decay, the first update is the learning rate with the opposite sign of the gradient.
 pub fn moves_by_the_learning_rate<B: Backend>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let mut placed = PlacedState::new(&mut device, &[1.0, 2.0, 3.0]);

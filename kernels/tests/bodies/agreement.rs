@@ -8,7 +8,7 @@ pub struct Tolerance {
     /// Relative to the expected element.
     of_element: f64,
     /// Relative to the larger of the expected element and the root mean square of its tensor: a sum
-    /// that cancels is as exact as its terms are.
+    /// whose terms cancel is as exact as its terms are.
     of_typical: f64,
 }
 
@@ -32,7 +32,7 @@ impl Tolerance {
         Self { of_element: 2.0 * self.of_element, ..self }
     }
 
-    /// The tolerance of a result whose terms carry a relative error of `error` besides.
+    /// The tolerance of a result whose terms also carry a relative error of `error`.
     pub fn beside(self, error: f64) -> Self {
         Self { of_typical: self.of_typical + error, ..self }
     }

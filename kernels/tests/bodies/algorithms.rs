@@ -1,4 +1,4 @@
-//! Algorithms of a matrix library that break a promise about products are not chosen.
+//! Algorithms of a matrix library that break a promise about products are rejected.
 //!
 //! The library is a fake: each candidate computes products by the driver's own, with a deviation.
 //! The test of each rule has a candidate that breaks only this rule.
@@ -24,25 +24,25 @@ const WORKSPACE_BYTES: usize = 1024;
 enum Way {
     /// The sums of a single row are formed in two parts.
     SplitsOneRow,
-    /// The sums of all rows are formed in two parts where there are many.
+    /// If there are many rows, the sums of all rows are formed in two parts.
     SplitsManyRows,
     /// The sums of the last rows are formed in two parts if there are many rows, as in algorithms
     /// that divide the remainder of the tiles.
     SplitsLastRows,
     /// The sums of the last of several entries of a batch are formed in two parts.
     SplitsLastEntry,
-    /// Writes nothing where there are many rows.
+    /// Writes nothing if there are many rows.
     ForgetsManyRows,
-    /// Sums of all rows, always, are formed in two parts, each of which is added to the output: which is rounded twice, unless it is
-    /// of fp32 and held nothing.
+    /// The sums of all rows are always formed in two parts, each added to the output, which rounds the output twice unless it is fp32 and
+    /// held zeros.
     SplitsAll,
-    /// The second product of so many rows, and no other, is formed in two parts.
+    /// Only the second product of this many rows is formed in two parts.
     SplitsSecondRun,
-    /// Is refused where there are many rows.
+    /// Is refused if there are many rows.
     IsRefused,
-    /// Fails where there are many rows.
+    /// Fails if there are many rows.
     Fails,
-    /// The library's.
+    /// The library's own product.
     Whole,
 }
 
@@ -69,7 +69,7 @@ fn multiply<D: Driver>(
     let mut in_two = |first: usize, rows: usize, product: MatrixProduct| {
         let MatrixProduct { out, a, b, k, .. } = product;
         let (out, a) = (element(out, first, 0), element(a, first, 0));
-        // In all of them alike if all are split, so as not to break another rule too.
+        // All sums are split together, so that only one rule is broken.
         let rows_are = if way == SplitsAll { product.rows } else { Rows::Fixed };
         let half = k / 2;
         form(MatrixProduct { out, a, m: rows, k: half, rows: rows_are, ..product })?;
@@ -149,7 +149,7 @@ fn eligible(ways: &[Way]) -> Vec<Candidate<Way>> {
     ways.iter().map(candidate).collect()
 }
 
-/// What went wrong, in words.
+/// The message of the error.
 fn refusal(chosen: Result<Way, KernelError>) -> String {
     match chosen {
         Err(error @ KernelError::Unsupported { .. }) => error.to_string(),
@@ -157,7 +157,7 @@ fn refusal(chosen: Result<Way, KernelError>) -> String {
     }
 }
 
-/// A product that forms `out` of factors of the arm's activations; the right one may be transposed.
+/// A product that forms `out` from activations of the arm; the right operand may be transposed.
 fn product<P: Precision>(out: ElementKind, transposed: bool, output: Output) -> MatrixProduct {
     let operand = |stride, transposed, element: ElementKind| Operand {
         address: Address::NULL,
@@ -196,14 +196,14 @@ fn gradient<P: Precision>() -> MatrixProduct {
     MatrixProduct { a, m: 150, rows: Rows::Fixed, ..product }
 }
 
-/// Those of a small weight from several grains.
+/// The gradients of a small weight from several grains.
 fn gradients<P: Precision>() -> MatrixProduct {
     let product = MatrixProduct { output: Output::Overwrite, ..gradient::<P>() };
     let batch = Batch { entries: 2, out: 150 * (COLUMNS + 8), a: TERMS * 150, b: TERMS * COLUMNS };
     MatrixProduct { batch: Some(batch), ..product }
 }
 
-/// The first candidate whose rows are all alike is taken, wherever it stands; and where there is none, that is an error.
+/// The first candidate whose rows do not depend on other rows is chosen, wherever it stands; without one, the choice is an error.
 ///
 /// Seen failing: with bf16 factors of four magnitudes, whose sums are exact in any order; without each of the comparisons of rows.
 pub fn row_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
@@ -221,7 +221,7 @@ pub fn row_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu
     }
 }
 
-/// One that gives an entry of a batch other bits than it has by itself is passed over.
+/// A candidate whose bits for an entry of a batch differ from those of the entry alone is passed over.
 ///
 /// Seen failing: without the batches.
 pub fn entry_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
@@ -233,7 +233,7 @@ pub fn entry_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<G
     assert!(said.contains("1x treats entries of a batch differently"), "{said}");
 }
 
-/// One that gives other bits when it runs again is passed over, of free rows and of fixed ones.
+/// A candidate that gives other bits when it runs again is passed over, for free rows and for fixed rows.
 ///
 /// Seen failing: without the second runs.
 pub fn unrepeatable_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
@@ -265,7 +265,7 @@ pub fn those_that_round_often_are_passed_over<D: Driver, P: Precision>(arm: &Arm
     }
 }
 
-/// One that needs more workspace than there is, or splits sums, is passed over, however well it computes; and does not run.
+/// A candidate that splits sums or needs more workspace than allowed is passed over without a run, however well it computes.
 ///
 /// Seen failing: without either rule.
 pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
@@ -286,7 +286,7 @@ pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D,
     }
 }
 
-/// A candidate that the library refuses at run time is passed over, and named if none is left; a
+/// A candidate that the library refuses at run time is passed over, and named if no candidate is left; a
 /// failure is an error.
 ///
 /// Seen failing: with a refusal that is returned, and with a failure that is passed over.

@@ -29,14 +29,14 @@ impl<B: Backend> Arm<B> {
 pub enum Sizes {
     /// Every combination of sizes.
     Full,
-    /// The same, but for those that only many blocks at once have a path for.
+    /// Every combination, except sizes whose code path needs many blocks at once.
     Host,
     /// Every size, but few combinations: for an emulator that takes microseconds a thread.
     Small,
 }
 
 impl Sizes {
-    /// The one of two lists that this arm gets.
+    /// Chooses one of two lists for this arm.
     pub fn choose<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
         match self {
             Self::Full | Self::Host => full,
@@ -44,7 +44,7 @@ impl Sizes {
         }
     }
 
-    /// The same of lists whose full one is for the many blocks of a GPU.
+    /// Chooses one of two lists; the full one is for the many blocks of a GPU.
     pub fn choose_for_gpu<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
         match self {
             Self::Full => full,
@@ -56,13 +56,13 @@ impl Sizes {
 /// The promise of an arm about the sums inside its kernels, beyond a fixed order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
-    /// Their terms are added one after the other, in the order of the definitions.
+    /// Terms are added one after the other, in the order of the definitions.
     OneByOne,
-    /// Their order is the kernels' own, and may depend on how a matrix is stored.
+    /// The order is the kernels' own, and may depend on how a matrix is stored.
     Ordered,
 }
 
-/// Runs `body` on every arm; all must see the same bits.
+/// Runs `body` on every arm; the results must have the same bits on all.
 pub fn agree<B>(arms: &[&Arm<B>], body: fn(&Arm<B>) -> Transcript) {
     let run = |arm: &Arm<B>| {
         eprintln!("arm: {}", arm.name);

@@ -24,8 +24,8 @@ fn check_case<B: Backend<Activation: Number>>(
     let wide_case = case.wide();
     let outputs = forward(&wide_case.view(), shape);
     let gradients = backward(&wide(&case.dout), &wide_case.view(), shape);
-    // A score sums the head, an output the positions. Where activations are rounded, probabilities and their gradients may
-    // be too, and `out` is before the backward pass reads it.
+    // A score sums over the head, an output over the positions. Where activations are rounded, probabilities and their gradients may
+    // be rounded too, and `out` is rounded before the backward pass reads it.
     let terms = shape.head_width().max(shape.sequences().positions());
     let of_rows = tolerance::<B::Activation>(terms).rounded_twice().beside(B::Activation::ROUNDING);
     let of_sums = tolerance::<f32>(terms);
@@ -33,7 +33,7 @@ fn check_case<B: Backend<Activation: Number>>(
     // attends to few keys.
     let scores = (shape.head_width() as f64).sqrt() / 3.0;
     let of_scores = 2.0 * f64::from(shape.scale()).abs() * scores;
-    // Sums over positions are as exact as probabilities are.
+    // Sums over positions are as exact as the probabilities.
     let sizes = case.of_sizes();
     let (wide_dout, wide_sizes) = (wide(&sizes.dout), sizes.wide());
     let size_of_out = forward(&wide_sizes.view(), shape).out;
@@ -61,7 +61,7 @@ fn sizes(sizes: Sizes) -> Vec<[usize; 2]> {
     let positions = [1, 2, 63, 64, 65, 127, 129, 200];
     let widths = [1, 5, 16, 40, 64, 80, 128, 256];
     let full: Vec<_> = positions.into_iter().flat_map(|t| widths.map(|p| [t, p])).collect();
-    // Each of both, with every second of the others.
+    // Every second combination: half of the head widths for each number of positions.
     let every_second = |(place, size): (usize, &[usize; 2])| {
         (place % 2 == place / widths.len() % 2).then_some(*size)
     };
@@ -76,7 +76,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let windows = [None, Some(1), Some(3), None, Some(64), Some(100), Some(1000)];
-    // Scores as in a model that trains, and softmaxes that are nearly one term.
+    // Scores as in a model that trains, and softmaxes dominated by one term.
     let scales = [1.0, -1.0, 8.0];
     for (seed, [positions, width]) in sizes(device.sizes).into_iter().enumerate() {
         device.margin = MARGINS[seed % 2];
@@ -116,7 +116,7 @@ pub fn long_walks_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcr
     transcript
 }
 
-/// Results of some samples, first positions and heads of `[b t, h p]`.
+/// The results of some samples, first positions and heads, from `[b t, h p]`.
 fn part_of(
     values: &[f32],
     [samples, positions, heads]: [std::ops::Range<usize>; 3],
@@ -145,8 +145,8 @@ fn independence_shapes(sizes: Sizes) -> Vec<AttentionShape> {
         .collect()
 }
 
-/// A sample's and a head's bits do not depend on other samples and heads, nor a query's on how many
-/// positions follow, nor anything on alignment.
+/// The bits of a sample and a head do not depend on other samples and heads, the bits of a query do not depend on how many
+/// positions follow, and no result depends on alignment.
 pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -191,7 +191,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     transcript
 }
 
-/// Sequences of one document have the bits of sequences without any.
+/// Sequences of one document have the bits of sequences without documents.
 pub fn one_document_is_none<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -207,8 +207,8 @@ pub fn one_document_is_none<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     transcript
 }
 
-/// Changes everything at some positions of `case`, and asserts that no other result changes unless
-/// its query attends to them.
+/// Changes every input at some positions of `case`, and asserts that only the results of queries that
+/// attend to them change.
 fn assert_unseen<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
@@ -266,7 +266,7 @@ fn assert_unseen<B: Backend<Activation: Number>>(
     }
 }
 
-/// Masked elements are multiplied by `replacement`.
+/// `replacement` multiplies the masked elements.
 fn check_unseen<B: Backend<Activation: Number>>(arm: &Arm<B>, replacement: f32) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -308,7 +308,7 @@ fn check_unseen<B: Backend<Activation: Number>>(arm: &Arm<B>, replacement: f32) 
                     );
                 }
             }
-            // Documents of a few positions, some of a tile's end, and one of the rest.
+            // Two documents of a few positions, two longer ones, and one of the remaining positions.
             let ends = [5, 7, t / 3, t / 2];
             let start = |position: usize| {
                 ends.into_iter().filter(|&end| end <= position).max().unwrap_or(0) as u32
@@ -337,18 +337,18 @@ fn check_unseen<B: Backend<Activation: Number>>(arm: &Arm<B>, replacement: f32) 
     transcript
 }
 
-/// Later positions, those older than the window and other documents change no bit.
+/// Later positions, positions older than the window and other documents change no bit.
 pub fn the_unseen_changes_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     check_unseen(arm, -64.0)
 }
 
-/// NaN at later positions, at those older than the window and in other documents does not spread.
+/// NaN at later positions, at positions older than the window and in other documents does not spread.
 pub fn unseen_nan_stays<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     check_unseen(arm, f32::NAN)
 }
 
-/// A value that is not finite shows in its column of every query that attends to it, and nowhere
-/// else.
+/// A value that is not finite shows in its column of every query that attends to it, and in no other
+/// element.
 pub fn values_that_are_not_finite_are_seen<B: Backend<Activation: Number>>(
     arm: &Arm<B>,
 ) -> Transcript {

@@ -102,7 +102,7 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         out.read(device)
     }
 
-    /// The same for the next position alone, as in generation.
+    /// Attends from the next position alone, as in generation.
     fn step(
         &mut self,
         device: &mut Device<'_, B>,
@@ -135,7 +135,7 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         out.read(device)
     }
 
-    /// Asserts that the cache holds the earlier positions of each sequence, and nothing else.
+    /// Asserts that the cache holds exactly the earlier positions of each sequence.
     #[track_caller]
     fn assert_holds(
         &self,
@@ -162,7 +162,7 @@ fn rows_of(values: &[f32], past: &[u32], count: usize, shape: AttentionShape) ->
 }
 
 /// For any cut of prompts, and any earlier positions of the sequences of a batch, a cache gives
-/// what one pass over everything gives, to the bit; and memory past a sequence's end has no effect.
+/// the bits of one pass over the whole sequence; and memory past a sequence's end has no effect.
 pub fn cuts_change_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -248,9 +248,9 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Single positions, before, at and behind the places where kernels cut the keys, agree with the
-/// definition; and neither the rest of the batch nor the capacity of the cache changes a bit of
-/// them.
+/// Single positions before, at and after the places where kernels cut the keys agree with the
+/// definition; neither the rest of the batch nor the capacity of the cache changes a bit of
+/// their results.
 pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

@@ -75,7 +75,7 @@ impl AttentionCase {
         start.max(oldest)..position + 1
     }
 
-    /// The case of some samples, positions and heads alone.
+    /// The case restricted to some samples, positions and heads.
     pub fn part(
         &self,
         samples: Range<usize>,
@@ -177,7 +177,7 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
 
 /// The results of attention, forward and backward.
 pub struct Results {
-    /// `out[b t, h p]`, as the gradients of q, k and v are.
+    /// `out[b t, h p]`; the gradients of q, k and v have the same shape.
     pub out: Vec<f32>,
     /// `log_sum_exp[b, h, t]`
     pub log_sum_exp: Vec<f32>,
@@ -187,17 +187,16 @@ pub struct Results {
 }
 
 impl Results {
-    /// All but `log_sum_exp`: what has the shape `[b t, h p]`.
+    /// All results of shape `[b t, h p]`: all but `log_sum_exp`.
     pub fn of_rows(&self) -> [(&'static str, &[f32]); 4] {
         [("out", &self.out), ("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)]
     }
 
-    /// Everything.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
         self.of_rows().into_iter().chain([("log_sum_exp", self.log_sum_exp.as_slice())])
     }
 
-    /// Asserts that everything is as in `expected`, to the bit.
+    /// Asserts that every result equals `expected`, to the bit.
     #[track_caller]
     pub fn assert_same_bits(&self, label: &str, expected: &Self) {
         for ((what, found), (_, expected)) in self.all().zip(expected.all()) {
@@ -214,7 +213,7 @@ fn thirds(dqkv: &[f32], width: usize) -> [Vec<f32>; 3] {
     })
 }
 
-/// Runs attention forward, and backward from what that gave.
+/// Runs attention forward, then backward from its results.
 pub fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,

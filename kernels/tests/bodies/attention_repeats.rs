@@ -1,4 +1,4 @@
-//! Attention that runs again and again.
+//! Repeated attention calls.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::AttentionSaved;
@@ -11,10 +11,10 @@ use super::device::{Device, Layout, Placed};
 use super::inputs::Inputs;
 use super::number::Number;
 
-/// The variable that asks for so many runs, of sizes of real models.
+/// The variable that sets the number of runs, and chooses sizes of real models.
 const REPEATS_VARIABLE: &str = "TIDEMILL_TEST_REPEATS";
 
-/// How many runs, and of what: samples and positions, heads and their width.
+/// The number of runs, and the sizes: samples and positions, heads and their width.
 fn runs(sizes: Sizes) -> (usize, Vec<[[usize; 2]; 2]>) {
     match std::env::var(REPEATS_VARIABLE) {
         Ok(repeats) => {
@@ -25,14 +25,14 @@ fn runs(sizes: Sizes) -> (usize, Vec<[[usize; 2]; 2]>) {
     }
 }
 
-/// Where forward and backward write.
+/// Where the forward and backward kernels write.
 struct Outputs<B: Backend<Activation: Number>> {
     out: Placed<B, B::Activation>,
     log_sum_exp: Placed<B>,
     dqkv: Placed<B, B::Activation>,
 }
 
-/// What they wrote, as it lies in memory.
+/// The outputs' memory, as stored.
 struct Memory<T> {
     out: Vec<T>,
     log_sum_exp: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Attention whose heads of queries share keys and values: the bits of attention whose keys and values are repeated for each of them.
+//! Grouped-query attention has the bits of attention whose keys and values are repeated for each head of queries.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::{AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache};
@@ -12,19 +12,19 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::Inputs;
 use super::number::Number;
 
-/// The rows of `values[rows, g p]` with each head as often as heads of queries share it.
+/// The rows of `values[rows, g p]` with each head repeated for every head of queries that shares it.
 fn repeated(values: &[f32], shape: AttentionShape) -> Vec<f32> {
     let heads = values.chunks(shape.head_width());
     heads.flat_map(|head| head.repeat(shape.group())).collect()
 }
 
-/// The case whose every head of queries has keys and values of its own.
+/// The same case with separate keys and values for every head of queries.
 fn with_own_keys(case: &AttentionCase, shape: AttentionShape) -> AttentionCase {
     let (k, v) = (repeated(&case.k, shape), repeated(&case.v, shape));
     AttentionCase { k, v, ..case.clone() }
 }
 
-/// Everything that training computes: outputs, sums, and gradients `[b t, 3 h p]`.
+/// All results of training: outputs, sums, and gradients `[b t, 3 h p]`.
 fn train<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     case: &AttentionCase,
@@ -101,7 +101,7 @@ fn case_of<T: Number>(seed: usize, shape: AttentionShape) -> AttentionCase {
     }
 }
 
-/// Forward and backward; every head of queries leaves its own part of the gradients of keys and values.
+/// Forward and backward; every head of queries writes its own part of the gradients of keys and values.
 pub fn are_repeated_keys<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -121,7 +121,7 @@ pub fn are_repeated_keys<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transc
     transcript
 }
 
-/// All positions but the last from a cache at once, and the last as a step: both outputs, and the cache of keys in the end.
+/// All positions but the last from a cache at once, and the last as a step: both outputs, and the final cache of keys.
 fn generate<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     case: &AttentionCase,
@@ -151,7 +151,7 @@ fn generate<B: Backend<Activation: Number>>(
             shape.window().map(std::num::NonZeroUsize::get),
         );
         let new = new.with_key_value_heads(shape.key_value_heads()).unwrap();
-        // Sample by sample: rows of a piece lie side by side.
+        // Sample by sample: the rows of a piece are contiguous.
         let piece = |device: &mut Device<'_, B>, buffer: &B::Buffer<B::Activation>, columns| {
             let all: Vec<B::Activation> = device.download(buffer);
             let rows = (0..samples)
@@ -209,7 +209,7 @@ fn narrowed<B: Backend<Activation: Number>>(values: &[f32]) -> Vec<B::Activation
     values.iter().map(|&x| B::Activation::rounded(x)).collect()
 }
 
-/// From a cache, and step by step; the cache holds the shared heads alone.
+/// From a cache, and step by step; the cache holds only the shared heads.
 pub fn are_repeated_in_caches<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

@@ -54,7 +54,7 @@ impl<B: Backend<Activation: Number>> Either<B> {
     }
 }
 
-/// Sums agree with the definition in every pair of types, and where they lie changes no bit. What is kept by a factor of 0 is not read.
+/// Sums agree with the definition in every pair of types, and alignment changes no bit. With a factor of 0 the old values are not read.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -98,7 +98,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Lengths that differ.
+/// Operands of different lengths.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let mut out: Placed<B> = Placed::poisoned(&mut device, Layout::range(7));

@@ -1,4 +1,4 @@
-//! Products with a bias, which the matrix library adds or a kernel of ours.
+//! Products with a bias, added by the matrix library or by a kernel of this crate.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::reference::matmul::{MatmulShape, forward};
@@ -9,7 +9,7 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 use super::number::Number;
 
-/// Rows, terms and columns: of one element, odd, and aligned as a library likes them.
+/// Rows, terms and columns: of one element, odd, and aligned as a library prefers.
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [2, 3, 8], [7, 17, 31], [33, 257, 40], [129, 64, 96]];
 
 struct Case {
@@ -70,8 +70,8 @@ fn run<B: Backend<Activation: Number>>(
     results
 }
 
-/// A bias is added as [`add_bias_f32`](Backend::add_bias_f32) adds it to fp32, and as the definition has it to activations; a row's bits
-/// do not depend on the others.
+/// A bias is added to fp32 with the bits of [`add_bias_f32`](Backend::add_bias_f32), and to activations as the definition does; a row's
+/// bits do not depend on the other rows.
 pub fn agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -94,7 +94,7 @@ pub fn agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             let products = forward(&wide(&case.a), &b, shape);
             let bias = wide(&case.bias).into_iter().cycle();
             let sums: Vec<f64> = products.into_iter().zip(bias).map(|(x, bias)| x + bias).collect();
-            // The bias, of up to 2, is rounded to activations, or the product.
+            // The bias, of up to 2, or the product is rounded to activations.
             let allowed = tolerance::<B::Activation>(inner).rounded_twice();
             let allowed = allowed.beside(B::Activation::ROUNDING);
             assert_close_beside(&label, &found.activations, &sums, allowed, 2.0);

@@ -176,7 +176,7 @@ fn sizes(sizes: Sizes) -> Vec<Size> {
             }
         }
     }
-    // Long ones, and as many channels and taps as there may be.
+    // Long sequences, and the maximal numbers of channels and taps.
     for (positions, channels, width) in
         [(192, 64, 4), (256, 96, 4), (1000, 8, 4), (1000, 3, 3), (33, 1032, 4), (31, 5, 16)]
     {
@@ -231,7 +231,7 @@ pub fn silu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A sample's bits do not depend on the samples beside it, nor a grain's on the other grains.
+/// A sample's bits do not depend on the other samples, nor a grain's on the other grains.
 pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -312,8 +312,8 @@ pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     transcript
 }
 
-/// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
-/// samples of one document have the bits of samples for which none are told.
+/// A document's rows have the bits of a sample that holds only this document, whatever the neighbouring documents hold; and
+/// samples of one document have the bits of samples without documents.
 pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

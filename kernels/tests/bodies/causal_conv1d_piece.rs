@@ -1,4 +1,4 @@
-//! Causal convolution and SiLU of pieces of sequences.
+//! Causal convolution and SiLU over pieces of sequences.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::{ConvInputs, PieceState};
@@ -12,7 +12,7 @@ use super::inputs::{Inputs, wide};
 use super::number::Number;
 use super::pieces::{Cut, LENGTHS, cuts, rows_there, slice};
 
-/// Steps from a given state agree with the definition, and the state with the inputs to the bit.
+/// Steps from a given state agree with the definition, and the new state equals the inputs to the bit.
 pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -71,7 +71,7 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// However sequences are cut, their outputs agree with the definition, and have the same bits; so has what is remembered of them.
+/// Outputs agree with the definition and have the same bits however sequences are cut; so does the remembered state.
 pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -147,7 +147,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
             let tolerance = tolerance::<B::Activation>(width);
             assert_close_beside(&label, &found, &expected, tolerance, 2.0);
             assert_same_bits(&label, &state.read(&mut device), &expected_state);
-            // One label for all cuts: they must not differ.
+            // One label for all cuts, whose results must be equal.
             transcript.record(&format!("conv of width {width}, {channels} channels"), &found);
         }
     }

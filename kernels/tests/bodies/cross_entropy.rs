@@ -44,7 +44,7 @@ impl Case {
     }
 }
 
-/// The losses, and the logits' buffer afterwards.
+/// The losses, and the logits' buffer after the call.
 fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
@@ -77,21 +77,21 @@ fn check_case<B: Backend<Activation: Number>>(
     let expected = forward_backward(&wide(&case.logits), &case.targets, shape);
     let of_losses = tolerance::<f32>(shape.vocab_size());
     let tolerance = tolerance::<B::Activation>(shape.vocab_size());
-    // Row by row, so that a row of large losses hides nothing of the others.
+    // Row by row, so that a row of large losses hides no error of the other rows.
     for row in 0..shape.rows() {
         let label = format!("{label} row {row}");
         let elements = row * shape.row_stride()..(row + 1) * shape.row_stride();
         let (found, dlogits) = (&dlogits[elements.clone()], &expected.dlogits[elements]);
-        // The loss of a certain target is what its probability leaves of 1.
+        // The loss of a target whose probability is near 1 is their small difference, which carries the error of the probability.
         let (loss, expected_loss) = (&losses[row..=row], &expected.losses[row..=row]);
         assert_close_beside(&label, loss, expected_loss, of_losses, 0.1);
         if case.targets[row] == IGNORED_TARGET {
             assert_each_close(&label, found, dlogits, tolerance);
         } else {
-            // Only the target's element subtracts, from a probability of up to 1.
+            // Only the target's element has a subtraction, from a probability of up to 1.
             let target = case.targets[row] as usize;
             let (before, after) = (&found[..target], &found[target + 1..]);
-            // A difference of logits, up to 88 where its exponential is not zero, is rounded too.
+            // The difference of logits is rounded too; it is up to 88 where its exponential is not zero.
             let of_exponential = tolerance.beside(88.0 * f64::from(f32::EPSILON) / 2.0);
             assert_each_close(&label, before, &dlogits[..target], of_exponential);
             assert_each_close(&label, after, &dlogits[target + 1..], of_exponential);
@@ -115,7 +115,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
-    // Wider than any block of threads, and than what a thread holds of a row.
+    // Wider than any block of threads, and wider than the part of a row that a thread holds.
     let vocab_sizes = vec![1, 5, 15, 16, 17, 259, 2056, 20_001];
     let (rows, paddings) = (vec![1, 2, 7, 33], vec![0, 1, 5, 16]);
     for vocab_size in vocab_sizes {
@@ -150,7 +150,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A row's bits depend neither on the rows beside it nor on the padding.
+/// A row's bits depend neither on the other rows nor on the padding.
 pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -176,7 +176,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     transcript
 }
 
-/// A target outside the vocabulary, though it lie inside the padding, is named with its row.
+/// A target outside the vocabulary, even inside the padding, is reported with its row.
 pub fn refuses_targets_out_of_range<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let backend = &arm.backend;
     for target in [5, 7, 8, u32::MAX - 1] {

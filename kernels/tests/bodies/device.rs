@@ -1,15 +1,15 @@
 //! A backend under test, and matrices placed inside larger poisoned buffers.
 //!
-//! Everything a kernel may not touch, and every output before it is written, holds [`Number::POISON`]:
-//! reading it spoils a result, writing over it is seen by [`Placed::read`].
+//! All memory around operands, and every output before it is written, holds [`Number::POISON`]:
+//! a read of it spoils a result, and [`Placed::read`] detects a write over it.
 
 use tidemill_kernels::{Backend, Element, KernelError, Matrix, MatrixMut, Result, Slice, SliceMut};
 
 use super::arm::{Arm, Sizes, Sums};
 use super::number::Number;
 
-/// Elements of poison before and after what is placed in a buffer: as a model's buffers are aligned, and as nothing is.
-/// Kernels may load more at once where rows are aligned, but with the same bits.
+/// Elements of poison before and after an operand in its buffer: one margin aligned as a model's buffers are, and one not
+/// aligned. Kernels may use wider loads where rows are aligned, but must give the same bits.
 pub const MARGINS: [usize; 2] = [64, 5];
 
 /// A backend and the device stream that a test uses.
@@ -18,7 +18,7 @@ pub struct Device<'a, B: Backend> {
     pub stream: B::DeviceStream,
     pub sizes: Sizes,
     pub sums: Sums,
-    /// Elements of poison around what is placed from now on.
+    /// Elements of poison around operands placed from now on.
     pub margin: usize,
 }
 
@@ -43,7 +43,7 @@ impl<'a, B: Backend> Device<'a, B> {
         host
     }
 
-    /// The error of a call, which a device may also answer when it is next waited for.
+    /// The error of a call, returned by the call itself or by the next wait for the device.
     pub fn error_of(&mut self, result: Result<()>) -> KernelError {
         let synchronised = result.and_then(|()| {
             let buffer = self.backend.allocate::<u32>(&mut self.stream, 1)?;
@@ -53,7 +53,7 @@ impl<'a, B: Backend> Device<'a, B> {
     }
 }
 
-/// Asserts that a call was refused for a shape: known on the host, so answered by the call itself.
+/// Asserts that the call itself, without the device, returns a shape error.
 #[track_caller]
 pub fn assert_shape_error(what: &str, result: Result<()>) {
     match result {
@@ -80,13 +80,13 @@ impl Layout {
         Self::columns_of(rows, columns, 0, columns)
     }
 
-    /// Columns `first .. first + columns` of a matrix that is `row_stride` wide.
+    /// Columns `first .. first + columns` of a matrix with rows of `row_stride` elements.
     pub fn columns_of(rows: usize, row_stride: usize, first: usize, columns: usize) -> Self {
         assert!(first + columns <= row_stride);
         Self { margin: 0, first, rows, columns, row_stride }
     }
 
-    /// A matrix inside rows that are wider, and as aligned as its own would be.
+    /// A matrix inside wider rows, with the alignment of a packed matrix.
     pub fn inside_wider(rows: usize, columns: usize) -> Self {
         let beside = if columns.is_multiple_of(8) { 8 } else { 3 };
         Self::columns_of(rows, columns + 2 * beside, beside, columns)
@@ -102,7 +102,7 @@ impl Layout {
         self.margin + self.first
     }
 
-    /// The elements of a buffer that holds the matrix, poison included.
+    /// The elements of a buffer for the matrix, poison included.
     fn buffer_elements(self) -> usize {
         2 * self.margin + self.rows * self.row_stride
     }
@@ -123,7 +123,7 @@ pub struct Placed<B: Backend, T: Number = f32> {
 }
 
 impl<B: Backend, T: Number> Placed<B, T> {
-    /// `values`, row-major, placed by `layout`; `T` must hold them exactly, as the definition sees them too.
+    /// `values`, row-major, placed by `layout`; `T` must hold them exactly, so that kernel and definition compute from the same numbers.
     pub fn new(device: &mut Device<'_, B>, layout: Layout, values: &[f32]) -> Self {
         let layout = Layout { margin: device.margin, ..layout };
         let mut host = vec![T::POISON; layout.buffer_elements()];
@@ -174,7 +174,7 @@ impl<B: Backend, T: Number> Placed<B, T> {
         device.download(&self.buffer)
     }
 
-    /// The matrix, row-major; everything around it must still be poison.
+    /// The matrix, row-major; asserts that everything around it is still poison.
     #[track_caller]
     pub fn read(&self, device: &mut Device<'_, B>) -> Vec<f32> {
         let mut host = device.download(&self.buffer);

@@ -1,4 +1,4 @@
-//! Documents inside samples: where they begin, and what of their neighbours may be in them.
+//! Documents inside samples: where they begin, and poison for their neighbours.
 
 use std::ops::Range;
 
@@ -12,13 +12,13 @@ pub const SAMPLES: usize = 4;
 
 /// The documents of a few samples.
 pub struct Documents {
-    /// The rows of each, first to last.
+    /// The rows of each document, in order.
     pub rows: Vec<Range<usize>>,
     positions: usize,
 }
 
 impl Documents {
-    /// Four samples: of one document; of a document each row; cut around the edges of chunks and tiles; cut anywhere.
+    /// Four samples: one document; a document for each row; documents cut around the edges of chunks and tiles; documents cut anywhere.
     pub fn new(inputs: &mut Inputs, positions: usize) -> Self {
         let edges = |position: &usize| {
             [8, 16, 32, 64, 128, 256].iter().any(|edge| position.abs_diff(*edge) <= 1)
@@ -51,7 +51,7 @@ impl Documents {
         self.rows.iter().flat_map(of).collect()
     }
 
-    /// Of the documents, every second from `first`, and all those of the others' rows.
+    /// The rows of every second document, beginning with document `first`, and the rows of all other documents.
     pub fn every_second(&self, first: usize) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
         let (mut taken, mut others) = (Vec::new(), Vec::new());
         for (document, rows) in self.rows.iter().enumerate() {
@@ -66,7 +66,7 @@ pub fn rows_of(values: &[f32], rows: &Range<usize>, columns: usize) -> Vec<f32> 
     values[rows.start * columns..rows.end * columns].to_vec()
 }
 
-/// Fills `rows` of `values[rows, columns]` with what must not leak: NaN, infinities and numbers that overflow with any other.
+/// Fills `rows` of `values[rows, columns]` with values that must not leak: NaN, infinities, and numbers close to overflow.
 pub fn poison<T: Number>(values: &mut [f32], rows: &[Range<usize>], columns: usize) {
     let huge = rounded::<T>(&[f32::MAX / 2.0])[0];
     let poisons = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, huge, -huge];

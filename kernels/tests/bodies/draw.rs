@@ -1,4 +1,4 @@
-//! A token drawn from each row of logits.
+//! One token drawn from each row of logits.
 
 use tidemill_kernels::backend::{DrawSettings, NO_TOKEN};
 use tidemill_kernels::draw as definition;
@@ -10,7 +10,7 @@ use super::device::{Device, Layout, Placed, assert_shape_error};
 use super::inputs::Inputs;
 use super::number::Number;
 
-/// All tokens, as they are.
+/// All tokens are candidates, with unchanged logits.
 const PLAIN: DrawSettings = DrawSettings { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
 /// Every filter alone, and together.
@@ -31,7 +31,7 @@ fn filters() -> [DrawSettings; 12] {
     ]
 }
 
-/// `count` numbers that are evenly spread over [0, 1), and neither end.
+/// `count` numbers spread evenly over the open interval (0, 1).
 fn grid(count: usize) -> Vec<f64> {
     (0..count).map(|i| (i as f64 + 0.5) / count as f64).collect()
 }
@@ -53,7 +53,7 @@ fn drawn<B: Backend>(
     device.download(&tokens)
 }
 
-/// What the definition draws.
+/// The tokens that the definition draws.
 fn expected(logits: &[f32], uniforms: &[f64], scale: f32, settings: &DrawSettings) -> Vec<u32> {
     let mut candidates = Vec::new();
     let rows = logits.chunks_exact(logits.len() / uniforms.len()).zip(uniforms);
@@ -65,7 +65,7 @@ fn expected(logits: &[f32], uniforms: &[f64], scale: f32, settings: &DrawSetting
     .collect()
 }
 
-/// Rows of logits: far and near, many of them equal, and one that is far above all others.
+/// Rows of logits: spread widely, many equal, close together, and one logit far above all others.
 fn logits(inputs: &mut Inputs, rows: usize, columns: usize) -> Vec<f32> {
     let mut logits = inputs.uniform_of::<f32>(rows * columns, -9.0, 9.0);
     for (row, logits) in logits.chunks_mut(columns).enumerate() {
@@ -79,9 +79,9 @@ fn logits(inputs: &mut Inputs, rows: usize, columns: usize) -> Vec<f32> {
     logits
 }
 
-/// Tokens are the definition's, of every size and by every filter; what pads a row is never seen, and no row sees another.
+/// Tokens equal the definition's for every size and filter; the padding of a row is never read, and rows do not affect each other.
 ///
-/// Seen failing: without its barriers, without the sums of other threads, without the order of equal logits, with zeros of two signs apart.
+/// Seen failing: without its barriers, without the sums of other threads, without the order of equal logits, with +0 and -0 unequal.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -109,7 +109,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             transcript.record_words("draw", found.iter().map(|&token| u64::from(token)));
         }
     }
-    // Zeros of two signs are equal for top-k, and top-p has the positive ones first.
+    // For top-k, +0 and -0 are equal; top-p takes +0 first.
     let zeros = [-0.0, 0.0, -0.0, 0.0, -1.0, -0.0];
     for settings in [
         DrawSettings { top_k: 1, ..PLAIN },
@@ -126,7 +126,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Marks that are evenly spread over the line of weights fall into each as often as its probability says: each time within one.
+/// Evenly spread uniform numbers draw each token as often as its probability says, within one.
 pub fn follows_the_distribution<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -153,7 +153,7 @@ pub fn follows_the_distribution<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
     transcript
 }
 
-/// Rows that are hard: what is no finite number has no token, and where a mark falls between two weights it is the definition's or none.
+/// Hard rows: a row with NaN or an infinity has no token; a uniform number between two weights draws the definition's token or none.
 pub fn leaves_what_is_in_doubt<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -179,7 +179,7 @@ pub fn leaves_what_is_in_doubt<B: Backend<Activation: Number>>(arm: &Arm<B>) -> 
         }
         transcript.record_words("hard", found.iter().map(|&token| u64::from(token)));
     }
-    // More equal candidates than are sorted; and marks where weights end, which are exact.
+    // More equal candidates than are sorted; and uniform numbers at borders of weights that are exact.
     let columns = 5000;
     let equal = vec![1.25; columns];
     for (top_k, top_p, token) in [(0, 1.0, 1500), (9, 1.0, 1500), (0, 0.9001, 1350)] {
@@ -208,7 +208,7 @@ pub fn leaves_what_is_in_doubt<B: Backend<Activation: Number>>(arm: &Arm<B>) -> 
     transcript
 }
 
-/// A token and a uniform number for each row, neither more nor fewer; and settings that can be drawn with.
+/// One token and one uniform number for each row; and valid settings only.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let logits: Placed<B> = Placed::new(&mut device, Layout::packed(2, 3), &[0.0; 6]);

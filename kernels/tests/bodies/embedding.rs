@@ -46,7 +46,7 @@ impl Case {
         Layout::inside_wider(self.vocab_size, self.width)
     }
 
-    /// What is looked up, or `before` with it added.
+    /// The looked-up rows, added to `before` if it is given.
     fn forward<B: Backend>(&self, device: &mut Device<'_, B>, before: Option<&[f32]>) -> Vec<f32> {
         let tokens = device.upload(&self.tokens);
         let table = Placed::new(device, self.table_layout(), &self.table);
@@ -139,12 +139,12 @@ fn sizes(sizes: Sizes) -> Vec<[usize; 4]> {
             );
         }
     }
-    // Tokens of hundreds of rows, wide rows, and more rows and tokens than a block looks at in one turn.
+    // Tokens with hundreds of rows, wide rows, and more rows and tokens than a block reads at once.
     list.extend([[5, 16, 2100, 1030], [259, 1032, 1100, 1100], [33_000, 1, 9000, 5000]]);
     list
 }
 
-/// Rows are copied to the bit; gradients are sums over grains, each of which depends on its own rows alone.
+/// Rows are copied to the bit; gradients are sums over grains, each of which depends only on its own rows.
 pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -159,7 +159,7 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A token outside the vocabulary is named with its row, forward and backward.
+/// A token outside the vocabulary is reported with its row, forward and backward.
 pub fn refuses_tokens_out_of_range<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let (rows, vocab_size, width) = (4, 5, 3);

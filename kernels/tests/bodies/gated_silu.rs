@@ -19,7 +19,7 @@ fn run<B: Backend<Activation: Number>>(
     [x, dout]: [&[f32]; 2],
     [rows, width]: [usize; 2],
 ) -> [Vec<f32>; 3] {
-    // The columns before dout are written over whatever they hold.
+    // The columns before dout are overwritten, whatever they hold.
     let both: Vec<f32> =
         dout.chunks(width).flat_map(|row| [vec![f32::NAN; width], row.to_vec()].concat()).collect();
     let strided = Layout::inside_wider(rows, 2 * width);
@@ -35,7 +35,7 @@ fn run<B: Backend<Activation: Number>>(
     [out.read(device), again.read(device), gradient.read(device)]
 }
 
-/// Values and gradients agree with the definition, values are the same in both directions, and rows depend on nothing beside them.
+/// Values and gradients agree with the definition, values are the same in both directions, and rows do not depend on other rows.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -54,7 +54,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         assert_same_bits(&format!("{label} values again"), &again, &out);
         transcript.record(&label, &out);
         transcript.record(&label, &gradient);
-        // The last row alone, where nothing is aligned.
+        // The last row alone, unaligned.
         device.margin = MARGINS[1];
         let last = (rows - 1) * width;
         let alone = [&x[2 * last..], &dout[last..]];
@@ -65,7 +65,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Gates far out: shut or wide open, no NaN where none goes in, and a NaN where one does.
+/// Saturated gates, closed and open: no NaN without a NaN in the input, and a NaN for each NaN.
 pub fn saturates<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

@@ -57,21 +57,21 @@ pub fn accumulate_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Uses, wherever they are in a slice, are added in order and divided once, to the bit, in the place of the first; all else
-/// stays.
+/// The uses of a parameter, wherever they are in a slice, are added in order into the first and divided once, to the bit; nothing else
+/// changes.
 pub fn mean_gradient_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     for elements in SIZES {
         for uses in USES {
-            // Uses that all begin where elements are aligned, and some that do not.
+            // Aligned uses, and unaligned ones.
             for (margin, gap) in [(MARGINS[0], 16 - elements % 16), (MARGINS[1], 3)] {
                 device.margin = margin;
                 let label = format!("{elements} elements of {uses} uses {gap} apart");
                 let mut inputs = Inputs::new((elements * 8 + uses) as u64);
                 let stride = elements + gap;
-                // The uses' numbers in the order of their sum: the first is neither the lowest nor the highest.
+                // The uses in the order of their sum: the first is at neither the lowest nor the highest address.
                 let starts: Vec<usize> =
                     (0..uses).map(|i| (i * 7 + uses / 2) % uses * stride).collect();
                 let values = inputs.uniform(uses * stride, -1.0, 1.0);
@@ -104,7 +104,7 @@ pub fn mean_gradient_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// What a call leaves in memory that held no numbers.
+/// The sums of squares that a call writes over poison.
 fn squares<B: Backend>(
     device: &mut Device<'_, B>,
     x: Slice<'_, B, f32>,
@@ -116,7 +116,7 @@ fn squares<B: Backend>(
     device.download(&out)
 }
 
-/// Sums of squares are formed in `f64`, and depend on the elements alone: neither on their place nor
+/// Sums of squares are computed in `f64` and depend only on the elements, neither on their place nor
 /// on the other ranges of a call.
 pub fn sums_of_squares_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);

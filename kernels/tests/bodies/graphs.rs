@@ -66,7 +66,7 @@ pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         assert_eq!(device.download(other), [3.0; ELEMENTS]);
     }
     drop(graph);
-    // What was kept is given back with the graph.
+    // The kept memory is given back with the graph.
     let again = device.upload(&[5.0_f32; ELEMENTS]);
     assert_eq!(device.download(&again), [5.0; ELEMENTS]);
 }
@@ -92,7 +92,7 @@ pub fn are_recorded_while_another_thread_drops<B: Backend<Activation: Number>>(a
                 drop(std::array::from_fn::<_, 16, _>(|_| allocate()));
             }
         });
-        // Also where an assertion fails.
+        // Ends the other thread even if an assertion fails.
         let _ends = Ends(&over);
         (0..ROUNDS).all(|_| {
             let stream = &mut device.stream;
@@ -109,7 +109,7 @@ pub fn are_recorded_while_another_thread_drops<B: Backend<Activation: Number>>(a
     assert_eq!(device.download(&lane), [expected; ELEMENTS]);
 }
 
-/// Says that something is over when it is dropped.
+/// Sets the flag when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -127,7 +127,7 @@ fn assert_not_recordable<T>(what: &str, result: tidemill_kernels::Result<T>) {
     }
 }
 
-/// Operations that a graph cannot hold are refused while it is recorded, and spoil nothing of it.
+/// Operations that a graph cannot hold are refused while it is recorded, and do not spoil the graph.
 pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let backend = device.backend;
@@ -156,7 +156,7 @@ pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<
         assert_not_recordable("sums_of_squares", sums);
         let again = backend.record_graph(stream, &mut |_| Ok(()));
         assert_not_recordable("record_graph", again);
-        // Scratch memory, of which the stream has none yet.
+        // This needs scratch memory, of which the stream has none yet.
         let add = backend.embedding_backward_add(
             stream,
             SliceMut::all(&mut other).matrix(10, 100)?,
@@ -174,7 +174,7 @@ pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<
     backend.replay(&mut device.stream, &graph).unwrap();
     assert_eq!(device.download(&lane), [2.0; ELEMENTS]);
     assert_eq!(device.download(&other), [9.0; ELEMENTS], "what was refused did nothing");
-    // Its scratch memory and faults belong to the stream that it was recorded on.
+    // The graph's scratch memory and faults belong to the stream that recorded it.
     let mut another = backend.device_stream().unwrap();
     let replayed = backend.replay(&mut another, &graph);
     assert!(matches!(replayed, Err(KernelError::Shape { .. })), "found {replayed:?}");

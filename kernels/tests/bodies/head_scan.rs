@@ -40,9 +40,9 @@ fn check<B: Backend<Activation: Number>>(
     let results = run(device, label, case, shape);
     let wide = case.wide();
     let expected = forward(&wide.view(), shape);
-    // A state sums the whole sample, an output the states, a parameter's gradient the grain and the channels of its head.
+    // A state sums over the whole sample, an output over the states, a parameter's gradient over the grain and the channels of its head.
     let terms = shape.states() * shape.grains().rows_per_grain();
-    // Backends of bf16 split states, weights and gradients in two bf16, which misses each factor of a term by 2^-18.
+    // Backends of bf16 split states, weights and gradients into two bf16: each factor of a term has an error of 2^-18.
     let of_factors = if B::Activation::ROUNDING > 0.0 { 8.0 * 2_f64.powi(-18) } else { 0.0 };
     let of_sums = tolerance::<f32>(terms).beside(of_factors);
     assert_close(&format!("{label} out"), &results.out, &expected, of_sums);
@@ -74,7 +74,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     for positions in [1, 2, 7, 8, 9, 15, 16, 17, 127, 128, 129] {
         full.extend(heads.map(|heads| (positions, heads)));
     }
-    // Lengths around multiples of every chunk, with the sizes of models and with others.
+    // Lengths around multiples of every chunk length, with the sizes of real models and with others.
     let small = vec![
         (1, [1, 1, 1, 1]),
         (7, [2, 3, 1, 8]),
@@ -96,8 +96,8 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Long samples agree with the definition, forward and backward: those whose decays forget a position at once, those that remember all
-/// of the sample, and those in between.
+/// Long samples agree with the definition, forward and backward: with decays that forget a position at once, with decays that remember
+/// the whole sample, and with decays in between.
 pub fn long_samples_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -122,7 +122,7 @@ pub fn long_samples_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Trans
     transcript
 }
 
-/// A sample's bits do not depend on the samples beside it, on where rows lie, nor a grain's on the other grains.
+/// A sample's bits do not depend on the other samples or on the layout of rows, nor a grain's on the other grains.
 pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -187,8 +187,8 @@ pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     transcript
 }
 
-/// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
-/// samples of one document have the bits of samples for which none are told.
+/// A document's rows have the bits of a sample that holds only this document, whatever the neighbouring documents hold; and
+/// samples of one document have the bits of samples without documents.
 pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

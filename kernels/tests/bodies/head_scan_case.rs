@@ -72,7 +72,7 @@ impl HeadScanCase {
         [shape.heads(), shape.width(), shape.bc_width(), shape.width(), shape.width()]
     }
 
-    /// The case of some rows alone, as one document.
+    /// The case of some rows, as one document.
     pub fn rows(&self, rows: &Range<usize>, shape: HeadScanShape) -> Self {
         let columns = Self::columns(shape);
         let of_rows = std::array::from_fn(|i| rows_of(&self.of_rows[i], rows, columns[i]));
@@ -130,7 +130,7 @@ fn columns_of(values: &[f32], width: usize, first: usize, columns: usize) -> Vec
     values.chunks(width).flat_map(|row| &row[first..first + columns]).copied().collect()
 }
 
-/// Where projected and xbc, or their gradients, lie.
+/// The layouts of projected and xbc, or of their gradients.
 fn layouts(shape: HeadScanShape) -> [Layout; 2] {
     let rows = shape.sequences().rows();
     [shape.projected_width(), shape.xbc_width()].map(|columns| Layout::inside_wider(rows, columns))
@@ -150,7 +150,7 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
         let rows = shape.sequences().rows();
         let [h, e, bc, ..] = HeadScanCase::columns(shape);
         let [delta_raw, x, b_and_c, z, _] = &case.of_rows;
-        // What the convolution reads stands between, and is poison here.
+        // The input of the convolution lies between these columns, and is poison here.
         let between = vec![<B::Activation as Number>::POISON.widened(); rows * (e + bc)];
         let of_rows = [
             beside(rows, &[(z, e), (&between, e + bc), (delta_raw, h)]),
@@ -190,7 +190,7 @@ impl Results {
     }
 }
 
-/// The scan forward and backward, outputs poisoned before.
+/// Runs the scan forward and backward into poisoned outputs.
 pub fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,

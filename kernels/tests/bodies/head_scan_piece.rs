@@ -1,4 +1,4 @@
-//! The scan of heads of pieces of sequences.
+//! The scan of heads over pieces of sequences.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::PieceState;
@@ -13,8 +13,8 @@ use super::number::Number;
 use super::pieces::{Cut, LENGTHS, cuts, rows_there, slice};
 use super::scan_case::Regime;
 
-/// However sequences are cut, position by position too, their outputs agree with the definition, and have the same bits; so has
-/// what is remembered of them.
+/// Outputs agree with the definition and have the same bits however sequences are cut, position by position too; so does the
+/// remembered state.
 pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -72,7 +72,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
             let of_sums = tolerance::<f32>(whole.states() * positions);
             assert_close_beside(&label, &found, &expected, of_sums, 1.0);
             assert_close_beside(&format!("{label} state"), &state, &expected_state, of_sums, 1.0);
-            // One label for all cuts: they must not differ.
+            // One label for all cuts, whose results must be equal.
             let label = format!("scan of heads {heads:?}");
             transcript.record(&label, &found);
             transcript.record(&format!("{label} state"), &state);

@@ -43,7 +43,7 @@ impl Inputs {
     }
 }
 
-/// `elements` numbers, from where the sigmoid vanishes to where it is one.
+/// `elements` numbers over the range in which the sigmoid rises from 0 to 1.
 pub fn from_tail_to_tail(elements: usize) -> Vec<f32> {
     (0..elements).map(|i| (i as f32 - (elements / 2) as f32) * 0.28).collect()
 }

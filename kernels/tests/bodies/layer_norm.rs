@@ -66,13 +66,13 @@ fn check<B: Backend<Activation: Number>>(
     };
     let over_grain = tolerance::<f32>(width.max(shape.grains().rows_per_grain()));
     let [means, reciprocals] = [0, rows].map(|from| &results.statistics[from..from + rows]);
-    // The mean's rounding, against deviations: rows of one element have none, and eps alone divides the error.
+    // The rounding error of the mean, relative to the deviations; rows of one element have no deviations, and eps alone is the divisor.
     let greatest = case.x.iter().fold(0.0_f64, |greatest, x| greatest.max(f64::from(x.abs())));
     for row in 0..rows {
         let inside = row * width..(row + 1) * width;
         let r = outputs.reciprocal_deviations[row];
         let centred = over_row.beside(greatest * r * 2e-7);
-        // The terms of dx cancel: wholly, where a row has one element.
+        // The terms of dx cancel, completely so in a row of one element.
         let dx: Vec<f64> = inside
             .clone()
             .map(|i| {
@@ -196,7 +196,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                 weight: slice(&bench.zeros, sizes[7]),
             };
             let result = backend.norm_backward(&mut bench.device.stream, gradients, saved, shape);
-            // A gradient in place has neither dy nor a copy beside it.
+            // A gradient in place has neither dy nor a copy of dx.
             let wrong = wrong.filter(|&size| gradient == Input::Residual || size < 8);
             if gradient == input {
                 assert_answer("layer_norm_backward", wrong, result);

@@ -1,4 +1,4 @@
-//! The likeliest token of each row of logits.
+//! The most likely token of each row of logits.
 
 use tidemill_kernels::backend::NO_TOKEN;
 use tidemill_kernels::{Backend, SliceMut};
@@ -38,7 +38,7 @@ fn tokens_of_activations<B: Backend<Activation: Number>>(
     device.download(&tokens)
 }
 
-/// The lowest column of the greatest, in rows of random numbers and in rows that are hard; what pads a row is never seen.
+/// The lowest column of the greatest logit, in random rows and in rows with special values; the padding of a row is never read.
 ///
 /// Seen failing: without its barrier, without the columns of other threads.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
@@ -48,7 +48,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         for scale in [1.0, 0.25] {
             let mut inputs = Inputs::new(seed);
             let mut logits = inputs.uniform_of::<f32>(rows * columns, -3.0, 3.0);
-            // Equal ones, of which none is the first column.
+            // Two equal greatest logits.
             for row in logits.chunks_mut(columns) {
                 let (one, other) = (inputs.pick(columns), inputs.pick(columns));
                 row[one] = 5.0;
@@ -85,7 +85,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A token for each row, neither more nor fewer.
+/// Exactly one token for each row.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let logits: Placed<B> = Placed::new(&mut device, Layout::packed(2, 3), &[0.0; 6]);

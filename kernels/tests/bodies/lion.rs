@@ -67,7 +67,7 @@ impl<B: Backend<Activation: Number>> PlacedState<B> {
     }
 }
 
-/// Steps agree with the definition, and an element's bits do not depend on the chunk it is in, nor on where it lies.
+/// Steps agree with the definition, and an element's bits depend neither on its chunk nor on its alignment.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -79,7 +79,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         let mut cut = PlacedState::new(&mut device, &parameters, [MARGINS[1], 4]);
         let mut expected =
             LionState { parameters: wide(&parameters), exp_avg: vec![0.0; elements] };
-        // Where average and gradient are zero nothing moves but by decay.
+        // Where average and gradient are zero, only weight decay moves an element.
         for (number, magnitude) in [(1, 0.0), (2, 10.0), (3, 1e-9), (4, 0.0), (5, 0.1)] {
             let label = format!("lion {elements} elements, step {number}");
             let gradient = inputs.uniform(elements, -magnitude, magnitude);
@@ -101,8 +101,8 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A gradient that is not a number shows in what products read; one that is infinite is as good as any of its sign, and fails
-/// the average.
+/// A NaN in the gradient shows in the copy that products read; an infinite gradient acts like any gradient of its sign, and makes
+/// the average infinite.
 pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let mut state = PlacedState::new(&mut device, &[1.0; 9], [MARGINS[0]; 2]);
@@ -118,7 +118,7 @@ pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     assert!(exp_avg[2].is_nan() && exp_avg[8].is_infinite(), "{exp_avg:?}");
 }
 
-/// Operands of other lengths than the master.
+/// Operands whose lengths differ from the master's.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let mut remainder = bench.device.upload(&[0_u16; 4096]);

@@ -1,4 +1,4 @@
-//! Masters that are split: to the bit what they were, and what AdamW makes of them.
+//! Split masters: they are joined without loss, and AdamW updates them like fp32 parameters.
 
 use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::master::remainder_elements;
@@ -17,8 +17,8 @@ use super::refusal_case::{Bench, assert_answer, slice, slice_mut, wrong_by_one};
 /// Sizes around a pack, and one of several blocks.
 const SIZES: [usize; 9] = [1, 3, 7, 8, 9, 17, 1000, 2048, 10_001];
 
-/// Elements of poison before what is converted: as a model's buffers are aligned, as nothing is, and as a pack of floats is
-/// aligned but one of halves is not.
+/// Elements of poison before an operand: aligned as a model's buffers are, unaligned, and aligned for a pack of floats but not for a
+/// pack of halves.
 const STARTS: [usize; 3] = [MARGINS[0], MARGINS[1], 4];
 
 /// A master on the device, between poison.
@@ -52,7 +52,7 @@ impl<B: Backend<Activation: Number>> PlacedMaster<B> {
         MasterMut::new(self.rounded.slice_mut(), self.remainder.slice_mut()).unwrap()
     }
 
-    /// What products read, and the remainder, as numbers.
+    /// The copy that products read, and the remainder, as numbers.
     pub fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 2] {
         [self.rounded.read(device), self.remainder.read(device)]
     }
@@ -66,7 +66,7 @@ impl<B: Backend<Activation: Number>> PlacedMaster<B> {
     }
 }
 
-/// What a master of `values` reads as.
+/// The copy that products read of a master of `values`.
 fn expected_halves<B: Backend>(values: &[f32]) -> [Vec<f32>; 2] {
     if B::Activation::REMAINDERS == 0 {
         return [values.to_vec(), Vec::new()];
@@ -86,7 +86,7 @@ fn assert_same_halves(label: &str, found: &[Vec<f32>; 2], expected: &[Vec<f32>; 
 }
 
 /// Numbers of every kind: both signs of upper halves from zero to NaN, with the lower halves around which rounding changes.
-/// In front are the NaN of NVIDIA's arithmetic and the finite numbers whose copy is infinite.
+/// The first are the NaN of NVIDIA's arithmetic and the finite numbers whose copy is infinite.
 fn every_kind(elements: usize) -> Vec<f32> {
     let uppers = [0x7fff, 0x7f7f, 0xff7f, 0x8000, 0, 1, 0x007f, 0x3f80, 0x3f81, 0xbf7f, 0x7f80];
     let uppers = uppers.into_iter().chain([0xff80, 0x7fc0, 0xffff, 0x4048, 0x8001]);
@@ -94,12 +94,12 @@ fn every_kind(elements: usize) -> Vec<f32> {
     let kinds: Vec<u32> =
         uppers.flat_map(|upper: u32| lowers.map(|lower: u32| upper << 16 | lower)).collect();
     let mut inputs = Inputs::new(elements as u64);
-    // Any bits follow once all kinds were there.
+    // After all kinds, any bits.
     let bits = kinds.into_iter().chain(std::iter::repeat_with(|| inputs.pick(1 << 32) as u32));
     bits.map(f32::from_bits).take(elements).collect()
 }
 
-/// Splitting is the definition, and what is joined is what was split, wherever it lies.
+/// Splitting agrees with the definition, and joining restores the master, for any alignment.
 pub fn splitting_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -129,7 +129,7 @@ pub fn splitting_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcr
     transcript
 }
 
-/// Any two halves are joined as the definition says, also those that nothing is split into.
+/// Any two halves are joined as the definition says, also halves that no master is split into.
 pub fn joining_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -162,11 +162,11 @@ pub fn joining_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcrip
     transcript
 }
 
-/// Masters and moments have the bits that AdamW gives fp32 parameters, in any chunk; the copy is the master's, rounded.
+/// Masters and moments have the bits that AdamW gives fp32 parameters, in any chunk; the copy is the rounded master.
 pub fn adamw_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    // Elements, those of poison around the moments, and those around the master: either may be less aligned.
+    // Elements, the margin of the moments and the margin of the master: either may be less aligned.
     let [aligned, unaligned, of_floats] = STARTS;
     let few = vec![
         [1, unaligned, unaligned],
@@ -198,7 +198,7 @@ pub fn adamw_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
             whole.update(&mut device, &gradient, step(number));
             adamw(&mut expected, &wide(&gradient), step(number));
             let gradient = Placed::new(&mut device, Layout::range(elements), &gradient);
-            // In two chunks, of which the second begins anywhere.
+            // Two chunks; the second begins at any element.
             for (start, elements) in [(0, elements / 3), (elements / 3, elements - elements / 3)] {
                 let moments = moments
                     .each_mut()
@@ -227,7 +227,7 @@ pub fn adamw_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     transcript
 }
 
-/// A gradient that is not a number shows in what products read.
+/// A NaN in the gradient shows in the copy that products read.
 pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let mut master = PlacedMaster::split(&mut device, &[1.0; 9]);
@@ -252,7 +252,7 @@ pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     }
 }
 
-/// Runs go where they are told, however many there are, whatever their order and alignment, and nothing else is written.
+/// Runs are copied to their places, for any number, order and alignment of runs, and nothing else is written.
 pub fn runs_are_joined_in_place<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let values: Vec<f32> = (0..30_000).map(|i| 1.0 + i as f32 * 1.001).collect();
@@ -261,7 +261,7 @@ pub fn runs_are_joined_in_place<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     for (count, alignment) in [(1, 8), (2, 1), (63, 8), (64, 1), (65, 8), (200, 1)] {
         let (mut runs, mut end) = (Vec::new(), 0);
         for index in 0..count {
-            // One is of several blocks, and some are of nothing.
+            // One run needs several blocks, and some runs are empty.
             let elements = if index == 1 { 5_000 } else { inputs.pick(40) };
             let from = inputs.pick(20_000) / alignment * alignment;
             let to = (end + inputs.pick(9)).next_multiple_of(alignment);
@@ -279,7 +279,7 @@ pub fn runs_are_joined_in_place<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     }
 }
 
-/// Parts of masters are the parts of both halves; halves that do not belong together are refused, as parts past the end are.
+/// Parts of masters are the parts of both halves; halves of different lengths and parts past the end are refused.
 pub fn parts_name_their_elements<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let values: Vec<f32> = (0..20).map(|i| 1.0 + i as f32 * 1.001).collect();
@@ -320,7 +320,7 @@ pub fn parts_name_their_elements<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     }
 }
 
-/// Operands of other lengths than the master.
+/// Operands whose lengths differ from the master's.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let mut remainder = bench.device.upload(&[0_u16; 4096]);
@@ -332,7 +332,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let result = backend.split_master(stream, out, slice(&bench.zeros, other));
         assert_answer("split_master", wrong, result);
     }
-    // Each is 8 masters to 9 elements; the second run is right, the first is what is said.
+    // Each call joins 8 masters to 9 elements; the first run is wrong, the second is right.
     let elements = 8;
     for (from, to) in [(0..9, 0), (8..9, 0), (usize::MAX..usize::MAX, 0), (0..3, 4), (0..0, 7)] {
         let rounded = slice(&bench.activations, elements);

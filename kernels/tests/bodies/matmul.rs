@@ -78,7 +78,7 @@ impl Products {
         self.assert_close_within(label, expected, inner, tolerance::<T>(inner));
     }
 
-    /// [`assert_close`](Self::assert_close) of what was added to: a matrix library may round the product to the type of the
+    /// [`assert_close`](Self::assert_close) for a sum with the old output: a matrix library may round the product to the type of the
     /// output before it adds.
     #[track_caller]
     fn assert_added_close<T: Number>(&self, label: &str, expected: &[f64], inner: usize) {
@@ -97,7 +97,7 @@ impl Products {
         assert_close(&format!("{label} in f32"), &self.f32, expected, tolerance::<f32>(inner));
     }
 
-    /// Asserts that both are those elements of `whole` that `part` takes, to the bit.
+    /// Asserts that both equal the elements of `whole` that `part` takes, to the bit.
     #[track_caller]
     fn assert_part_of(&self, label: &str, whole: &Self, part: impl Fn(&[f32]) -> Vec<f32>) {
         assert_same_bits(label, &self.activation, &part(&whole.activation));
@@ -144,7 +144,7 @@ fn product<B: Backend<Activation: Number>>(
     products
 }
 
-/// Two streams of one device, both there, form the same product.
+/// Two streams of one device that exist together compute the same product.
 ///
 /// Seen failing: with one handle of AMD's library for both.
 pub fn two_streams_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) {
@@ -231,8 +231,8 @@ pub fn backward_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     transcript
 }
 
-/// An element's bits depend neither on the number of rows, nor on its place among them; where terms are added one by
-/// one, neither on the number of columns nor on how the operands are stored.
+/// An element's bits do not depend on the number of rows or on its row; where terms are added one by
+/// one, they depend neither on the number of columns nor on how the operands are stored.
 pub fn elements_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -284,8 +284,8 @@ pub fn elements_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
     transcript
 }
 
-/// As [`elements_are_independent`], for as many rows as fill a device: a library shares out work between multiprocessors only
-/// where there is enough of it.
+/// As [`elements_are_independent`], for enough rows to fill a device: a library divides work between multiprocessors only
+/// if there is enough.
 pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     const FEW: usize = 129;
     let mut device = Device::new(arm);

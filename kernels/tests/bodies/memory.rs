@@ -44,7 +44,7 @@ fn moves<B: Backend, T: Element + PartialEq + std::fmt::Debug>(
     assert_eq!(device.download(&copy), unchanged, "refused calls write nothing");
 }
 
-/// Buffers begin as zeros, and bytes move only where they are told to.
+/// Buffers begin as zeros, and bytes are written only to their target.
 pub fn buffers_hold_what_is_written<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -57,7 +57,7 @@ pub fn buffers_hold_what_is_written<B: Backend>(arm: &Arm<B>) {
     assert_eq!(B::elements(&empty), 0);
 }
 
-/// An event is complete once waited for, and its device stream's work is then done.
+/// An event is complete after a wait for it, and the earlier work of its device stream is then done.
 pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -66,13 +66,13 @@ pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
     assert_eq!(device.download(&buffer), [1.0; 1000]);
-    // Device streams do not wait for each other, and a second one works like the first.
+    // Device streams do not wait for each other, and a second stream works like the first.
     let mut second = Device::new(arm);
     let event = backend.record(&mut second.stream).unwrap();
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
     // Only an event that was recorded with timing has a time, even if the driver's event was used
-    // for another point before.
+    // before for another point.
     for _ in 0..3 {
         let from = backend.record_timed(&mut device.stream).unwrap();
         let untimed = backend.record(&mut device.stream).unwrap();
@@ -86,7 +86,7 @@ pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// Copies to and from pinned memory keep the order of their stream, and the host sees what has arrived.
+/// Copies to and from pinned memory keep the order of their stream, and the host sees the copied bytes.
 pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     const ELEMENTS: usize = 1000;
     let backend = &arm.backend;
@@ -99,7 +99,7 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     let stream = &mut device.stream;
     let all = SliceMut::all(&mut buffer);
     backend.write_async(stream, all, &pinned, 0).unwrap();
-    // To the device and back again, one element further on.
+    // To the device and back, shifted by one element.
     let most = Slice::new(&buffer, 0, ELEMENTS - 1).unwrap();
     backend.read_async(stream, &mut pinned, 1, most).unwrap();
     let found = backend.pinned_values(&pinned).unwrap();
@@ -118,7 +118,7 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     let none = Slice::new(&buffer, 0, 0).unwrap();
     backend.read_async(stream, &mut pinned, ELEMENTS, none).unwrap();
     assert_eq!(backend.pinned_values(&pinned).unwrap(), [-1.0; ELEMENTS]);
-    // More copies than are ever waited for.
+    // More copies than the test waits for.
     for _ in 0..100 {
         backend.write_async(stream, SliceMut::all(&mut buffer), &pinned, 0).unwrap();
     }
@@ -126,9 +126,9 @@ pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
     assert_eq!(device.download(&buffer), [-1.0; ELEMENTS]);
 }
 
-/// The sum, on one stream, of the values that another stream writes again and again, and the
-/// expected sum. `backends` are the devices of the two streams; the second reads the memory of the
-/// first, which, before it writes again, `holds` until that is done.
+/// The sum, on one stream, of values that another stream writes repeatedly, and the expected sum.
+/// `backends` are the devices of the two streams; the second reads the memory of the first. `holds` must make the first wait for
+/// the second's event before it writes again.
 pub fn handed_on<B: Backend>(
     backends: [&B; 2],
     holds: impl Fn(&mut B::DeviceStream, &B::Event),
@@ -171,11 +171,11 @@ pub fn streams_wait_for_each_other<B: Backend>(arm: &Arm<B>) {
     assert_eq!(found, expected);
 }
 
-/// Compute weights hold the masters that were refreshed, each at its own element.
+/// Compute weights hold the refreshed masters, each at its own element.
 pub fn compute_weights_follow_their_masters<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
-    // Numbers with more digits than a bf16 has: the copies are the masters rounded.
+    // Numbers with more digits than a bf16, so that the copies are rounded.
     let before: Vec<f32> = (0..40).map(|i| (i as f32 - 3.5) * 1.001).collect();
     let rounded = |values: &[f32]| -> Vec<B::Activation> {
         values.iter().map(|&value| B::Activation::rounded(value)).collect()

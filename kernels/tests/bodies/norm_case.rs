@@ -1,4 +1,4 @@
-//! Norms, of either kind: their cases, and what holds for the rows of all of them.
+//! Norms of both kinds: their cases, and the checks that they share.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::Inputs;
 use super::number::Number;
 
-/// Which norm, of what, and whether it has a bias.
+/// A kind of norm, the type of its input, and whether it has a bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub norm: Norm,
@@ -24,7 +24,7 @@ pub struct Kind {
 pub enum Norm {
     /// Without a bias.
     Rms,
-    /// The same of each of so many heads of a row, of activations alone.
+    /// RMS norm without a bias of each head of a row of activations; the field is the number of heads.
     RmsOfHeads(usize),
     Layer,
 }
@@ -54,7 +54,7 @@ pub enum Input {
 }
 
 impl Kind {
-    /// Statistics of a row.
+    /// The number of statistics of a row.
     fn statistics(self) -> usize {
         match self.norm {
             Norm::Rms | Norm::RmsOfHeads(_) => self.norm.heads(),
@@ -74,7 +74,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The deviations of x are about `magnitude`; around a mean as large, where the norm takes that away. Of heads `width` is that of one.
+    /// Deviations of x of about `magnitude`; for a layer norm, a mean of the same size. With heads, `width` is that of one head.
     pub fn new<T: Number>(
         inputs: &mut Inputs,
         kind: Kind,
@@ -98,7 +98,7 @@ impl Case {
         }
     }
 
-    /// The case of some rows of `columns` elements alone.
+    /// The case of some rows, each of `columns` elements.
     fn rows(&self, columns: usize, rows: Range<usize>) -> Self {
         let elements = rows.start * columns..rows.end * columns;
         Self {
@@ -114,7 +114,7 @@ impl Case {
 /// The results of a norm, forward and backward.
 pub struct Results {
     pub y: Vec<f32>,
-    /// One value of each row after the other.
+    /// The first statistic of all rows, then the next.
     pub statistics: Vec<f32>,
     pub dx: Vec<f32>,
     pub dweight: Vec<f32>,
@@ -191,7 +191,7 @@ pub fn run<B: Backend<Activation: Number>>(
     let mut statistics = Placed::<B>::poisoned(device, Layout::range(kind.statistics() * rows));
     let held = if kind.input == Input::Residual { &case.residual } else { &case.dy };
     let mut dx = Either::new(device, kind.input, strided, held);
-    // Where there is a copy of dx, it is what dx is.
+    // The copy of dx equals dx.
     let copies = kind.input == Input::Residual && rows % 2 == 1;
     let mut rounded = copies.then(|| Placed::<B, B::Activation>::poisoned(device, strided));
     let mut dweight = Placed::<B>::poisoned(device, of_grains);
@@ -226,7 +226,7 @@ pub fn run<B: Backend<Activation: Number>>(
     }
 }
 
-/// Rows, and rows of a grain; where time is short, `many` is the largest.
+/// Pairs of a number of rows and the rows of a grain; for small sizes, `many` is the largest.
 pub fn row_counts(sizes: Sizes, width: usize, many: (usize, usize)) -> Vec<(usize, usize)> {
     if width > 768 {
         return vec![(1, 1), (3, 2)];
@@ -235,14 +235,14 @@ pub fn row_counts(sizes: Sizes, width: usize, many: (usize, usize)) -> Vec<(usiz
     sizes.choose(full.chain([(150, 140)]).collect(), vec![(1, 1), (7, 2), many])
 }
 
-/// A row's bits do not depend on the rows beside it or on what a row lies in, nor a grain's gradients on the other grains.
+/// A row's bits do not depend on the other rows or on its alignment, nor a grain's gradients on the other grains.
 pub fn rows_are_independent<B: Backend<Activation: Number>>(
     arm: &Arm<B>,
     kinds: [Kind; 3],
 ) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    // Of those wider than 512 a block has a row, and kernels that hold one pack a thread, and two.
+    // Rows wider than 512 take a block each; a thread holds one pack or two.
     let sizes = [(11, 3), (11, 40), (11, 768), (6, 1028), (6, 516)];
     for ((seed, (rows, width)), kind) in (1..).zip(sizes).zip(kinds.into_iter().cycle()) {
         let grains = GrainRows::new(rows, 4).unwrap();

@@ -1,4 +1,4 @@
-//! What opening a device once more does to those who have it.
+//! Opening a device again does not disturb its users.
 
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -6,7 +6,7 @@ use crate::bodies::arm::Arm;
 use crate::bodies::device::Device;
 use crate::bodies::number::Number;
 
-/// A recording holds what was enqueued, though another thread opens its device while it goes on.
+/// A recording holds what was enqueued, although another thread opens its device meanwhile.
 pub fn spoils_no_recording<B: Backend<Activation: Number>>(arm: &Arm<B>, open: impl Fn() + Sync) {
     const ELEMENTS: usize = 1000;
     let mut device = Device::new(arm);

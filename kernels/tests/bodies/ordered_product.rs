@@ -37,7 +37,7 @@ fn product<B: Backend<Activation: Number>>(
     [out.read(device), out_f32.read(device)]
 }
 
-/// Asserts that both results are those elements of `whole` that begin at `first`.
+/// Asserts that both results equal the elements of `whole` from `first` on.
 #[track_caller]
 fn assert_part_of(label: &str, part: &[Vec<f32>; 2], whole: &[Vec<f32>; 2], first: usize) {
     for (part, whole) in part.iter().zip(whole) {
@@ -45,7 +45,7 @@ fn assert_part_of(label: &str, part: &[Vec<f32>; 2], whole: &[Vec<f32>; 2], firs
     }
 }
 
-/// Products of many sizes agree with the definition, and rows of an operand that are less aligned give the same bits.
+/// Products of many sizes agree with the definition, and less aligned rows give the same bits.
 ///
 /// Seen failing: without the barrier before a block adds its segments.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
@@ -61,7 +61,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             shapes.extend(all_columns.iter().map(shape));
         }
     }
-    // More warps than a device of two multiprocessors holds, a segment each.
+    // One segment for each warp, and more warps than a device of two multiprocessors holds.
     shapes.push(MatmulShape { rows: 3, inner: 3080, columns: 104 });
     for (seed, shape) in (1..).zip(shapes) {
         let mut inputs = Inputs::new(seed);
@@ -99,12 +99,12 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
 
 /// A row has the same bits among any other rows, and a column among any other columns.
 ///
-/// Seen failing: with segments that few rows, or blocks apart, do not add; with one that goes on from the sum of the one before.
+/// Seen failing: with segments that the kernel for few rows, or separate blocks, leave out; with a segment that starts from the last sum.
 pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    let rows = device.sizes.choose_for_gpu(vec![4096], vec![200])[0];
-    // Columns of one block of groups and of several, whole tiles and parts of them; on a whole device, columns that few blocks have too.
+    let rows = device.sizes.choose_for_gpu(vec![4096], vec![150])[0];
+    // Columns of one block of groups and of several, whole tiles and parts of tiles; on a whole device, also columns that fill few blocks.
     let all = vec![
         (1, 160, 8),
         (2, 1544, 40),
@@ -131,7 +131,7 @@ pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
             whole.iter().for_each(|out| transcript.record(&label, out));
             for count in device.sizes.choose_for_gpu(
                 vec![1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 1024],
-                vec![1, 7, 16, 17, 33, 64, 65, 129],
+                vec![1, 7, 17, 33, 65, 129],
             ) {
                 for first in device.sizes.choose(
                     vec![0, (rows / 2 - 3).min(rows - count), rows - count],

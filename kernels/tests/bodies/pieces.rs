@@ -1,4 +1,4 @@
-//! Sequences that are cut into pieces, and of which some end before others.
+//! Sequences that are cut into pieces; some sequences end before others.
 
 use std::ops::Range;
 
@@ -10,21 +10,21 @@ use super::number::Number;
 /// The tokens of each sequence, the longest first.
 pub const LENGTHS: [usize; 3] = [41, 23, 5];
 
-/// How the longest is cut: position by position, at once, and at places before, at and behind what kernels walk at once.
+/// Cuts of the longest sequence: position by position, in one piece, and before, at and after the lengths that kernels process at once.
 pub fn cuts() -> Vec<Vec<usize>> {
     vec![vec![1; 41], vec![41], vec![16, 25], vec![5, 32, 4], vec![1, 2, 17, 21]]
 }
 
-/// One of them.
+/// A piece of all sequences.
 pub struct Cut {
-    /// The positions that it has of the longest sequence.
+    /// The positions of the longest sequence in this piece.
     pub positions: Range<usize>,
-    /// How many it has of each sequence that has any.
+    /// The number of positions of each sequence that reaches into this piece.
     pub lengths: Vec<u32>,
 }
 
 impl Cut {
-    /// Those of sequences of [`LENGTHS`] tokens, of which the first brings `pieces` tokens at a time.
+    /// The pieces of sequences of [`LENGTHS`] tokens; the longest sequence has `pieces` tokens in each.
     pub fn all(pieces: &[usize]) -> impl Iterator<Item = Self> {
         pieces.iter().scan(0, |first, &count| {
             let positions = *first..*first + count;
@@ -43,7 +43,7 @@ impl Cut {
         (!is_even).then(|| device.upload(&self.lengths))
     }
 
-    /// Its rows of `values[b t, columns]`, where t is the longest sequence's: `[b, t of the piece, columns]`.
+    /// The rows of this piece in `values[b t, columns]`, where t is the longest sequence's: `[b, t of the piece, columns]`.
     pub fn rows(&self, values: &[f32], columns: usize) -> Vec<f32> {
         let of_sequence = |sequence: usize| {
             let first = sequence * LENGTHS[0];
@@ -73,12 +73,12 @@ impl Cut {
     }
 }
 
-/// All of what there is of lengths.
+/// The whole buffer of lengths, if there is one.
 pub fn slice<B: Backend>(lengths: &Option<B::Buffer<u32>>) -> Option<Slice<'_, B, u32>> {
     lengths.as_ref().map(Slice::all)
 }
 
-/// Of `all[b t, columns]` the rows that there are, one sequence after the other.
+/// The existing rows of `all[b t, columns]`, one sequence after the other.
 pub fn rows_there(all: &[f32], columns: usize) -> Vec<f32> {
     let of_sequences = all.chunks_exact(LENGTHS[0] * columns).zip(LENGTHS);
     of_sequences.flat_map(|(rows, length)| &rows[..length * columns]).copied().collect()

@@ -32,8 +32,8 @@ pub fn slice_mut<B: Backend, T: Element>(
     SliceMut::new(buffer, 0, elements).unwrap()
 }
 
-/// The sizes of a call with one of them, in turn, made wrong: none (a call that must succeed), then
-/// each dimension one larger and one smaller.
+/// The sizes of a call: unchanged (a call that must succeed), then with each size in turn
+/// one larger and one smaller.
 pub fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [usize; N])> {
     let mut cases = vec![(None, sizes)];
     for i in 0..N {
@@ -82,7 +82,7 @@ impl<'a, B: Backend<Activation: Number>> Bench<'a, B> {
         }
     }
 
-    /// The work of accepted calls must also succeed.
+    /// Asserts that the work of the accepted calls succeeds.
     pub fn finish(mut self) {
         self.device.download(&self.outs[0]);
     }

@@ -21,7 +21,7 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let out = matrix_mut(&mut bench.activation_outs[0], [rows, columns]);
         assert_answer("matmul", wrong, backend.matmul(stream, out, a, b, Output::Overwrite));
         let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
-        // The same kernel, whatever it rounds to.
+        // Errors name the same kernel for either type of output.
         assert_answer("matmul", wrong, backend.matmul_f32(stream, out, a, b, Output::Add));
     }
     for (wrong, [rows, columns]) in wrong_by_one([3, 5]) {
@@ -48,7 +48,7 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
 /// Products with a stated order over k.
 pub fn ordered_product<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    // The host forms every product alike.
+    // Errors of the host name one kernel for all products.
     let kernel = if backend.memory() == MemoryPlace::Host { "matmul" } else { "ordered_matmul" };
     for (wrong, [m, k, n, rows, inner, columns]) in wrong_by_one([3, 4, 5, 3, 4, 5]) {
         let stream = &mut bench.device.stream;
@@ -156,7 +156,7 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let result = backend.accumulate(stream, lane, slice(&bench.zeros, gradients));
         assert_answer("accumulate", wrong, result);
     }
-    // Uses of 7 elements within 21: one that leaves them, one that cannot be counted, and some that overlap.
+    // Uses of 7 elements within 21: some past the end, some that overflow, and some that overlap.
     for (first, others, elements) in [
         (15, &[] as &[_], 7),
         (0, &[15], 7),

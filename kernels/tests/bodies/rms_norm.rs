@@ -29,7 +29,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     norms_agree(arm, &WIDTHS, [KIND; 3])
 }
 
-/// So do those of activations, over rows and over heads of rows.
+/// Norms of activations agree too, over rows and over heads of rows.
 pub fn of_activations_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     const WIDTHS: [usize; 8] = [1, 6, 17, 64, 128, 256, 516, 2056];
     norms_agree(arm, &WIDTHS, OF_ACTIVATIONS)
@@ -68,7 +68,7 @@ fn norms_agree<B: Backend<Activation: Number>>(
                 };
                 let dx: Vec<f64> =
                     residual.iter().zip(&gradients.dx).map(|(r, dx)| r + dx).collect();
-                // The two terms of dx cancel: wholly, where a row has one element.
+                // The two terms of dx cancel, completely so in a row of one element.
                 for (row, reciprocal_rms) in outputs.reciprocal_rms.iter().enumerate() {
                     let label = format!("{label} dx row {row}");
                     let row_of_terms = 1.5 * reciprocal_rms;
@@ -104,8 +104,8 @@ pub fn rows_of_activations_are_independent<B: Backend<Activation: Number>>(
     norm_case::rows_are_independent(arm, OF_ACTIVATIONS)
 }
 
-/// Shapes that do not fit a norm of 5 rows of 4, or of 3 heads of 4, in grains of 2; heads of the residual stream; and gradients of another
-/// kind than their input.
+/// Shapes that do not fit a norm of 5 rows of 4, or of 3 heads of 4, in grains of 2; heads of the residual stream; and gradients whose
+/// kind differs from their input's.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let grains = GrainRows::new(5, 2).unwrap();
@@ -169,7 +169,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                 weight: slice(&bench.zeros, weight),
             };
             let result = backend.norm_backward(&mut bench.device.stream, gradients, saved, shape);
-            // A gradient in place has neither dy nor a copy beside it.
+            // A gradient in place has neither dy nor a copy of dx.
             let wrong = wrong.filter(|&size| gradient == Input::Residual || size < 7);
             match is_run && gradient == input {
                 true => assert_answer("rms_norm_backward", wrong, result),
@@ -180,7 +180,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     bench.finish();
 }
 
-/// RMSNorm has no bias, and so no gradient of one.
+/// RMSNorm has no bias, and so no gradient of a bias.
 pub fn refuses_a_bias<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = NormShape::rms(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();

@@ -13,7 +13,7 @@ use super::inputs::{Inputs, wide};
 use super::number::Number;
 use super::refusal_case::{Bench, assert_answer, matrix_mut, slice, wrong_by_one};
 
-/// What rows are turned by.
+/// The inputs of the rotation, and the gradients to rotate back.
 #[derive(Clone)]
 struct Case {
     qk: Vec<f32>,
@@ -70,7 +70,7 @@ impl Case {
     }
 }
 
-/// Queries and keys as they are turned, and the gradients of the projections.
+/// The rotated queries and keys, and the gradients of the projections.
 fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     case: &Case,
@@ -107,7 +107,7 @@ const SHAPES: [([usize; 2], [usize; 2], usize); 6] = [
     ([1, 66], [8, 2], 128),
 ];
 
-/// Both directions agree with the definition, and a sample's bits depend on nothing beside it.
+/// Both directions agree with the definition, and a sample's bits do not depend on other samples.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -147,7 +147,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = attention_shape([2, 3], [4, 6], 1.0, None).with_key_value_heads(2).unwrap();
-    // One row more of a table changes nothing; one element more does.
+    // One more row of the table changes nothing; one more element is an error.
     for (wrong, sizes) in wrong_by_one([6, 36, 6, 72, 18, 6, 2]) {
         let [rows, columns, d_rows, d_columns, table, starts, past] = sizes;
         let (stream, outs) = (&mut bench.device.stream, &mut bench.activation_outs);

@@ -19,7 +19,7 @@ use super::refusal_case::{
 /// Rows and columns: of one element, odd, and beyond a block's columns.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [5, 16], [9, 129], [2, 2056], [6, 1088]];
 
-/// What the maps are of.
+/// The inputs of the maps.
 struct Case {
     x: Vec<f32>,
     dout: Vec<f32>,
@@ -36,7 +36,7 @@ impl Case {
         }
     }
 
-    /// x with its bias, as the kernels round it.
+    /// x plus the bias, rounded as the kernels round it.
     fn biased(&self, biased: bool) -> Vec<f64> {
         let bias = self.bias.iter().cycle();
         let sums = self.x.iter().zip(bias).map(|(x, bias)| if biased { x + bias } else { *x });
@@ -54,16 +54,16 @@ impl Case {
     }
 }
 
-/// What GELU leaves, forward and backward.
+/// The results of GELU, forward and backward.
 struct OfGelu {
     values: Vec<f32>,
     gradients: Vec<f32>,
-    /// `[grains, n]`, where there is a bias.
+    /// `[grains, n]`, if there is a bias.
     dbias: Option<Vec<f32>>,
 }
 
-/// Values and gradients of GELU. Those of the bias are the sums that [`bias_backward`](Backend::bias_backward) forms, and the values of
-/// both directions are the same, to the bit.
+/// Values and gradients of GELU. The gradients of the bias equal the sums of [`bias_backward`](Backend::bias_backward), and the values of
+/// both directions are equal, to the bit.
 fn run_gelu<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
@@ -97,7 +97,7 @@ fn run_gelu<B: Backend<Activation: Number>>(
         gradients: gradient.read(device),
         dbias: dbias.map(|dbias| dbias.read(device)),
     };
-    // One NaN is as good as another.
+    // All NaN count as equal.
     let of_one_nan = |x: &[f32]| -> Vec<f32> {
         x.iter().map(|&x| if x.is_nan() { f32::NAN } else { x }).collect()
     };
@@ -109,11 +109,11 @@ fn run_gelu<B: Backend<Activation: Number>>(
     found
 }
 
-/// GELU of either kind agrees with the definition, and an element depends on nothing but itself.
+/// Both kinds of GELU agree with the definition, and an element does not depend on others.
 pub fn gelu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    // Of the last a run of rows of a bias's gradient ends within a grain.
+    // In the last case a run of rows of a bias's gradient ends within a grain.
     for (seed, shape) in SHAPES.into_iter().chain([[75, 40]]).enumerate() {
         let case = Case::new::<B::Activation>(seed as u64, shape);
         let grains = GrainRows::new(shape[0], 2 + 11 * seed).unwrap();
@@ -134,7 +134,7 @@ pub fn gelu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             assert_close_beside(&backward, &found.gradients, &gradients, allowed, 1.0);
             transcript.record(&label, &found.values);
             transcript.record(&label, &found.gradients);
-            // The last grain alone has the same bits.
+            // The last grain has the same bits when it is computed alone.
             device.margin = MARGINS[1];
             let last = grains.range(grains.grains() - 1);
             let first = last.start * shape[1];
@@ -151,7 +151,7 @@ pub fn gelu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// GELU far out: what it tends to, no NaN where none goes in, and a NaN where one does.
+/// GELU of large numbers: its limits, no NaN without a NaN in the input, and a NaN for each NaN.
 pub fn gelu_saturates<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -210,7 +210,7 @@ pub fn biases_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                     .collect();
                 let allowed = tolerance::<f32>(range.len());
                 assert_close_beside(&label, found, &expected, allowed, 1.0);
-                // A grain alone has the same bits.
+                // A grain has the same bits when it is computed alone.
                 let part = Layout::packed(range.len(), columns);
                 let dout = &case.rows(range.clone()).dout;
                 let part = Placed::<B, B::Activation>::new(&mut device, part, dout);
@@ -226,7 +226,7 @@ pub fn biases_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     transcript
 }
 
-/// Clamps keep what is within the limit to the bit, and hand no gradient to what is beyond it.
+/// Clamps keep elements within the limit to the bit, and pass no gradient to elements beyond it.
 pub fn clamps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -259,7 +259,7 @@ pub fn clamps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     transcript
 }
 
-/// Shapes that do not fit maps of 5 rows of 4, and limits that are none.
+/// Shapes that do not fit maps of 5 rows of 4, and invalid limits.
 pub fn refuse_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let grains = GrainRows::new(5, 2).unwrap();

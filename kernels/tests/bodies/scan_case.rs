@@ -82,7 +82,7 @@ impl ScanCase {
         (case, ScanShape::new(sequences, grain, channels, shape.states()).unwrap())
     }
 
-    /// The case of some rows alone, as one document.
+    /// The case of some rows, as one document.
     pub fn rows(&self, rows: &std::ops::Range<usize>, shape: ScanShape) -> Self {
         let (channels, states) = (shape.channels(), shape.states());
         Self {
@@ -138,7 +138,7 @@ impl WideInputs {
     }
 }
 
-/// Where B and C, or their gradients, lie: after the columns of dt, with and without alignment.
+/// The layout of B and C, or of their gradients: after the columns of dt, with and without alignment.
 pub fn after_rank(shape: ScanShape) -> Layout {
     let rank = if shape.channels().is_multiple_of(16) { 16 } else { 3 };
     let columns = 2 * shape.states();

@@ -16,7 +16,7 @@ use super::scan_case::{PlacedInputs, Regime, ScanCase, after_rank};
 /// The results of a scan, forward and backward.
 pub struct Results {
     out: Vec<f32>,
-    /// What the backward scan gives as the forward output.
+    /// The forward output, as the backward scan recomputes it.
     regated: Option<Vec<f32>>,
     ddelta_raw: Vec<f32>,
     dx: Vec<f32>,
@@ -38,13 +38,12 @@ impl Results {
         [("da_log", &self.da_log), ("dd", &self.dd), ("ddelta_bias", &self.ddelta_bias)]
     }
 
-    /// All gradients.
     fn all(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
         self.of_rows().into_iter().chain(self.of_grains())
     }
 }
 
-/// Whether the backward scan is asked for the forward output again.
+/// Whether the backward scan recomputes the forward output.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Regated {
     Asked,
@@ -96,7 +95,7 @@ pub fn run<B: Backend<Activation: Number>>(
             shape,
         )
         .expect(label);
-    // Only what lies around it: what is saved is the backend's own matter.
+    // This checks only the poison around it: the backend chooses what it saves.
     saved.read(device);
     let [ddelta_raw, dx, dbc, dz] = of_rows.map(|gradient| gradient.read(device));
     let [da_log, dd, ddelta_bias] = of_grains.map(|gradient| gradient.read(device));
@@ -129,7 +128,7 @@ fn check_case<B: Backend<Activation: Number>>(
     let wide_case = case.wide();
     let out = forward(&wide_case.view(), shape);
     let gradients = backward(&wide(&case.dout), &wide_case.view(), shape);
-    // A state sums the whole sample, an output the states, a parameter's gradient the grain.
+    // A state sums over the whole sample, an output over the states, a parameter's gradient over the grain.
     let terms = shape.states() * shape.grains().rows_per_grain();
     let (of_rows, of_grains) = (tolerance::<B::Activation>(terms), tolerance::<f32>(terms));
     // y may be saved in activation precision, and is then rounded before the gate.
@@ -163,7 +162,7 @@ fn sizes(sizes: Sizes) -> Vec<[usize; 3]> {
             full.extend([1, 3, 8, 16, 17].map(|states| [positions, channels, states]));
         }
     }
-    // Lengths around multiples of every chunk, with the sizes of models and with others.
+    // Lengths around multiples of every chunk length, with the sizes of real models and with others.
     let mut small = vec![[2, 3, 8], [7, 17, 3], [8, 40, 16], [9, 16, 17], [33, 96, 16]];
     let others = [[1, 1], [3, 16], [16, 3], [17, 17], [40, 8], [2, 256], [1, 16]];
     for (positions, [channels, states]) in
@@ -191,8 +190,8 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A sample's bits do not depend on the samples beside it, nor a grain's on the other grains, nor
-/// gradients on whether the forward output is asked for again.
+/// A sample's bits do not depend on the other samples, nor a grain's on the other grains, nor
+/// gradients on whether the backward scan recomputes the forward output.
 pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -276,8 +275,8 @@ pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     transcript
 }
 
-/// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
-/// samples of one document have the bits of samples for which none are told.
+/// A document's rows have the bits of a sample that holds only this document, whatever the neighbouring documents hold; and
+/// samples of one document have the bits of samples without documents.
 pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

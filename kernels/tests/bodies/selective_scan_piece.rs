@@ -1,4 +1,4 @@
-//! The selective scan of pieces of sequences.
+//! The selective scan over pieces of sequences.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::PieceState;
@@ -13,7 +13,7 @@ use super::number::{Number, rounded};
 use super::pieces::{Cut, LENGTHS, cuts, rows_there, slice};
 use super::scan_case::{PlacedInputs, Regime, ScanCase};
 
-/// Steps from a given state agree with the definition, and so does the state that they leave.
+/// Steps from a given state agree with the definition, and so do the resulting states.
 pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -63,7 +63,7 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// However sequences are cut, their outputs agree with the definition, and have the same bits; so has what is remembered of them.
+/// Outputs agree with the definition and have the same bits however sequences are cut; so does the remembered state.
 pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -128,7 +128,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
             let of_out = tolerance::<B::Activation>(states * positions);
             assert_close_beside(&label, &found, &expected, of_out.rounded_twice(), 1.0);
             assert_close_beside(&format!("{label} state"), &state, &expected_state, of_state, 1.0);
-            // One label for all cuts: they must not differ.
+            // One label for all cuts, whose results must be equal.
             let label = format!("scan of {states} states, {channels} channels");
             transcript.record(&label, &found);
             transcript.record(&format!("{label} state"), &state);
@@ -138,7 +138,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     transcript
 }
 
-/// With nothing but softplus left in the scan, every element is exact to its own size, in both
+/// In a scan that reduces to softplus, every element is exact relative to its own size, in both
 /// tails.
 pub fn softplus_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;

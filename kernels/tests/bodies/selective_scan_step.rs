@@ -1,4 +1,4 @@
-//! The step of the selective scan that forms its raw steps of time itself.
+//! The step of the selective scan that computes its raw step sizes itself.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::PieceState;
@@ -15,7 +15,7 @@ use super::number::Number;
 use super::ordered_product::transposed;
 use super::scan_case::{PlacedInputs, Regime, ScanCase};
 
-/// The ranks, channels, states and samples that are tried: those that one kernel has, and for each reason one that it has not.
+/// Ranks, channels, states and samples: sizes of the fused kernel, and for each of its conditions one size that fails it.
 const SIZES: [[usize; 4]; 9] = [
     [160, 64, 16, 1],
     [8, 32, 16, 1],
@@ -28,7 +28,7 @@ const SIZES: [[usize; 4]; 9] = [
     [1, 1, 1, 1],
 ];
 
-/// A step has the bits of the product and then the scan of one position, and agrees with the definition of both.
+/// A step has the bits of the product followed by the scan of one position, and agrees with the definition of both.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -95,7 +95,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             let (out, state) = (together.read(&mut device), state_together.read(&mut device));
             assert_same_bits(&label, &out, &apart.read(&mut device));
             assert_same_bits(&format!("{label} state"), &state, &state_apart.read(&mut device));
-            // The raw step of time is rounded once more than in the definition.
+            // The raw step size is rounded once more than in the definition.
             let of_state = tolerance::<B::Activation>(rank + states);
             let of_out = of_state.rounded_twice().beside(2.0 * B::Activation::ROUNDING);
             assert_close_beside(&label, &out, &expected, of_out, 1.0);
@@ -109,7 +109,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// A step of two positions is none, and a row of `low` has as many terms as one of `dt_weight`.
+/// A step of two positions is refused, and so is a row of `low` with another number of terms than `dt_weight`.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let shape_of = |positions| {

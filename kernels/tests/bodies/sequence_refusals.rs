@@ -1,4 +1,4 @@
-//! Shapes that do not fit the kernels over positions: every one answers them with an error, none panics.
+//! Shapes that do not fit the kernels over positions: every kernel returns an error, none panics.
 
 use tidemill_kernels::backend::{
     ConvGradients, ConvInputs, PieceState, ScanGradients, ScanInputs, ScanSaved,
@@ -118,7 +118,7 @@ fn scan_sizes(shape: ScanShape) -> ScanSizes {
     [rows, e, rows, e, rows, 2 * n, rows, e, e, e * n, e, rows]
 }
 
-/// Buffers of zeros that a scan's activations, parameters and starts lie in.
+/// Buffers of zeros for a scan's activations, parameters and starts.
 struct ScanZeros<'a, B: Backend>(
     &'a B::Buffer<B::Activation>,
     &'a B::Buffer<f32>,

@@ -10,10 +10,10 @@ use super::arm::Arm;
 use super::device::{Device, Layout, MARGINS, Placed, assert_shape_error};
 use super::inputs::{Inputs, wide};
 
-/// Sizes around a vector's width and a block's share, and one that threads and blocks walk.
+/// Sizes around a vector's width and a block's share, and one that takes several rounds of all blocks.
 const SIZES: [usize; 8] = [1, 3, 16, 17, 2047, 2049, 8193, 600_001];
 
-/// The joins of trees: whole ones, those of five, six and seven leaves, chains to either side, and the most leaves of a launch.
+/// The joins of trees: complete ones, those of five, six and seven leaves, chains to either side, and the most leaves of a launch.
 fn trees() -> Vec<Vec<usize>> {
     let whole = |leaves: u32| (0..leaves).map(|leaf| leaf.trailing_ones() as usize).collect();
     let left = |leaves: usize| (0..leaves).map(|leaf| usize::from(leaf > 0)).collect();
@@ -50,7 +50,7 @@ fn sum_of(values: &[Vec<f32>], joins: &[usize]) -> Vec<f32> {
     sums.pop().unwrap()
 }
 
-/// Terms are added along the tree, to the bit, wherever the sum is formed: beside them, or in the place of one.
+/// Terms are added along the tree, to the bit, whether the sum has memory of its own or replaces a term.
 pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -80,7 +80,7 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
                 };
                 let mut terms = Vec::new();
                 for (at, (placed, &joins)) in placed.iter().zip(joins).enumerate() {
-                    // Every third comes from the host's memory, where buffers lie there.
+                    // Every third term is in the host's memory, if buffers are.
                     let is_on_host = on_host && at % 3 == 2;
                     let values = match in_place {
                         Some(place) if place == at => TermValues::Out,
@@ -102,8 +102,8 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Sums that are formed at once are those that are formed alone: of different sizes and trees, more than a launch takes, one in
-/// the place of a term, and copies among them.
+/// Sums computed by one call equal sums computed one by one: of different sizes and trees, more than a launch takes, one in
+/// place of a term, and copies among them.
 pub fn several_at_once_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -111,11 +111,11 @@ pub fn several_at_once_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
         (0..leaves).map(|leaf| leaf.trailing_ones() as usize).collect()
     };
     for (case, of_each) in [
-        // Of one kernel: more than a launch takes.
+        // More sums of one kernel than a launch takes.
         vec![(whole(2), 8193); 19],
-        // Sizes of a few tiles and of parts of one.
+        // Sizes of several tiles, and of less than a tile.
         [1, 70_001, 5, 600_001, 2047, 4096, 33].map(|elements| (whole(2), elements)).to_vec(),
-        // Kernels that change from sum to sum, and copies.
+        // Neighbouring sums of different kernels, and copies.
         vec![
             (whole(2), 2049),
             (vec![0], 77),
@@ -178,7 +178,7 @@ pub fn several_at_once_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// Where one of several is wrong, none is written.
+/// If one of several sums is wrong, none is written.
 pub fn one_wrong_tree_of_several_stops_all<B: Backend>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let (mut right, mut wrong) = (device.upload(&[7.0_f32; 5]), device.upload(&[7.0_f32; 5]));
@@ -194,7 +194,7 @@ pub fn one_wrong_tree_of_several_stops_all<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// Terms that are no tree, or not of one length, are refused before anything is written.
+/// Terms that do not form a tree, or differ in length, are refused before anything is written.
 pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
@@ -218,7 +218,7 @@ pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
         let out = SliceMut::all(&mut out);
         assert_shape_error(what, backend.tree_sum(&mut device.stream, out, &terms));
     }
-    // Memory of the host is read where it is, or refused; and never beyond its end.
+    // Memory of the host is read in place or refused, and never read past its end.
     for (elements, is_right) in [(5, backend.memory() == MemoryPlace::Host), (4, false)] {
         let (host, values) = ([0.0; 5], TermValues::Buffer(Slice::all(&five)));
         let host = TreeTerm { values: TermValues::Host(&host[..elements]), joins: 1 };

@@ -5,7 +5,7 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
 
-/// Ranges and matrices that leave their buffer, their parent or `usize` are refused.
+/// Ranges and matrices that exceed their buffer, their parent or `usize` are refused.
 pub fn views_stay_inside<B: Backend>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
     let mut buffer = device.upload(&[0.0_f32; 12]);
@@ -36,7 +36,7 @@ pub fn views_stay_inside<B: Backend>(arm: &Arm<B>) {
     assert_shape_error("columns past the end", matrix.columns(4, 1).map(|_| ()));
 }
 
-/// Parts of views name the elements that they say.
+/// Parts of views hold the elements that their ranges name.
 pub fn parts_name_their_elements<B: Backend>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);

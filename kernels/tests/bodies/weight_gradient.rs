@@ -26,7 +26,7 @@ const fn case(rows: usize, rows_per_grain: usize, m: usize, k: usize) -> Case {
     Case { rows, rows_per_grain, m, k }
 }
 
-/// Short last grains, grains of one row, more of them than are formed together, grains longer than a block of any matrix library, and
+/// Short last grains, grains of one row, more of these than are computed together, grains longer than a block of any matrix library, and
 /// grains of several parts.
 const CASES: [Case; 11] = [
     case(1, 1, 1, 1),
@@ -42,10 +42,10 @@ const CASES: [Case; 11] = [
     case(70_000, 70_000, 2, 3),
 ];
 
-/// Grains of three parts, the last of them short and whole, beside a grain of one part.
+/// Grains of three parts: the last is short in the first case, which also has a grain of one part, and whole in the second.
 const CASES_OF_PARTS: [Case; 2] = [case(16_405, 8_200, 6, 8), case(24_576, 12_288, 3, 5)];
 
-/// The operands of a case, each inside rows that are wider.
+/// The operands of a case, each inside wider rows.
 struct Operands<B: Backend<Activation: Number>> {
     case: Case,
     grains: GrainRows,
@@ -158,7 +158,7 @@ fn product_then_sum<B: Backend<Activation: Number>>(
     sum.read(device)
 }
 
-/// The rows of each part of a grain of at most 65,536: those that are said of GPUs, and all of them elsewhere.
+/// The rows of each part of a grain of at most 65,536: those documented for GPUs, and the whole grain elsewhere.
 fn part_rows(sums: Sums, grain_rows: usize) -> usize {
     match sums {
         Sums::OneByOne => grain_rows,

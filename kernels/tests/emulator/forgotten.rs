@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.
+/// Removes the first `from` of `source`, runs `body`, and asserts that it fails.
 #[track_caller]
 fn assert_needs<P: Precision>(
     source: &'static str,
@@ -14,8 +14,8 @@ fn assert_needs<P: Precision>(
     assert_change_shows(SourceChange { source, from, to: "" }, body);
 }
 
-/// Runs `body` on kernels that are changed, and asserts that it fails. In warps of 32, which have all paths: what sees a break
-/// there would see it in others.
+/// Runs `body` on changed kernels, and asserts that it fails. In warps of 32, for which every code path exists: a check that detects a
+/// break there detects it for other warps.
 #[track_caller]
 fn assert_change_shows<P: Precision>(
     change: SourceChange,
@@ -97,22 +97,22 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
     let heads = bodies::head_scan::samples_are_independent;
-    let of_chunk = "    __syncthreads();  // the chunk is there\n";
-    let of_decays = "    __syncthreads();  // decays are there\n";
-    let of_weights = "    __syncthreads();  // weights are there\n";
-    let of_rows = "    __syncthreads();  // rows are there\n";
+    let of_chunk = "    __syncthreads();  // the chunk is loaded\n";
+    let of_decays = "    __syncthreads();  // decays are written\n";
+    let of_weights = "    __syncthreads();  // weights are written\n";
+    let of_rows = "    __syncthreads();  // rows are loaded\n";
     for forgotten in [of_chunk, of_rows] {
         assert_needs::<Fp32>("head_scan_forward.cu", forgotten, heads);
     }
-    // A chunk or two may find its warps in an order that needs none of these.
+    // With one or two chunks, an order of warps may exist that needs none of these barriers.
     let many_chunks = bodies::head_scan::long_samples_agree;
     for forgotten in [of_decays, of_weights] {
         assert_needs::<Fp32>("head_scan_forward.cu", forgotten, many_chunks);
     }
     for forgotten in [
-        "    __syncthreads();  // all have done with the chunk before\n",
-        "    __syncthreads();  // all have done with the chunk behind\n",
-        "    __syncthreads();  // sums are there\n",
+        "    __syncthreads();  // all threads have finished the previous chunk\n",
+        "    __syncthreads();  // all threads have finished the next chunk\n",
+        "    __syncthreads();  // sums are written\n",
         of_decays,
         of_weights,
     ] {
@@ -134,7 +134,7 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
 }
 
-/// A scaled sum reads what it keeps, and scales it.
+/// A scaled sum reads and scales the old values.
 #[test]
 fn a_forgotten_factor_of_a_sum_fails_the_body() {
     let kept = "fmaf(out[i].at[j], arguments.keep, scaled)";
@@ -159,7 +159,7 @@ fn a_forgotten_column_fails_the_body() {
     assert_needs::<Fp32>("likeliest.cu", of_another_thread, bodies::likeliest::agrees);
 }
 
-/// What is left of the line of weights, which of equal logits come first, and what few enough to be sorted are.
+/// Sums of other threads, the order of equal logits, zeros of either sign, totals of higher logits, and min_p.
 #[test]
 fn a_draw_that_forgets_fails_the_body() {
     for forgotten in [
@@ -173,7 +173,7 @@ fn a_draw_that_forgets_fails_the_body() {
     }
 }
 
-/// Segments are added in one order whichever kernel adds them, and each begins anew.
+/// Segments are added in one order by every kernel that adds them, and each segment starts from zero.
 #[test]
 fn segments_that_are_added_otherwise_fail_the_body() {
     let rows_agree = bodies::ordered_product::rows_of_any_number_agree;
@@ -185,7 +185,7 @@ fn segments_that_are_added_otherwise_fail_the_body() {
     assert_needs::<Bf16>("ordered_product.cu", anew, rows_agree);
 }
 
-/// The same, where groups of warps multiply together; and where warps have rings of their own, a block waits for all of them.
+/// The same for groups of warps that multiply together; and where warps have their own rings, a block waits for all of them.
 #[test]
 fn products_of_groups_that_differ_fail_the_body() {
     let changes = [
@@ -212,7 +212,7 @@ fn products_of_groups_that_differ_fail_the_body() {
     }
 }
 
-/// Whether a master was rounded up is told by its remainder, and a NaN is not rounded as numbers are.
+/// The remainder tells whether a master was rounded up, and a NaN is not rounded like a number.
 #[test]
 fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
     let carried = " - ((remainder & 0x8000u) << 1)";
@@ -222,7 +222,7 @@ fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
     assert_needs::<Bf16>("optimizer.cu", carried, bodies::master::adamw_agrees);
 }
 
-/// An update of Lion is equally large in both directions.
+/// An update of Lion has the same size in both directions.
 #[test]
 fn a_lion_that_goes_by_more_than_the_sign_fails_the_body() {
     for forgotten in ["direction > 0.0f ? 1.0f : ", "direction < 0.0f ? -1.0f : "] {
@@ -230,14 +230,14 @@ fn a_lion_that_goes_by_more_than_the_sign_fails_the_body() {
     }
 }
 
-/// A run of a convolution ends with what the next one hands over.
+/// A run of a convolution ends with the gradients handed over by the next run.
 #[test]
 fn a_forgotten_gradient_of_the_next_run_fails_the_body() {
     let handed = "handed.take(run, walk.gradients + BEFORE);";
     assert_needs::<Fp32>("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
 }
 
-/// A thread of the backward scan copies for others what they read, and they wait for it.
+/// A thread of the backward scan copies values for other threads, which wait for the copy.
 #[test]
 fn a_forgotten_copy_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
@@ -249,16 +249,16 @@ fn a_forgotten_copy_fails_the_body() {
     }
 }
 
-/// A turn of a scan goes on from what the one before has left.
+/// A segment of a scan continues from the values that the segment before left.
 #[test]
 fn a_forgotten_turn_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
     assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
-    let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
+    let carried = "load_carried(carried, sums, carried_place(arguments, item.chain));";
     assert_needs::<Fp32>("scan_backward.cu", carried, scan);
 }
 
-/// A step adds what its groups of lanes and its chunks have, and leaves its key and its value.
+/// A step adds the sums of its groups of lanes and of its chunks, and writes its key and its value.
 #[test]
 fn a_forgotten_part_of_a_step_fails_the_body() {
     let steps = bodies::attention_cached::steps_agree;
@@ -270,7 +270,7 @@ fn a_forgotten_part_of_a_step_fails_the_body() {
     }
 }
 
-/// A piece goes on from the state that is there and leaves its own, and a step adds as a piece does.
+/// A piece continues from the stored state and stores its own, and a step adds like a piece.
 #[test]
 fn a_forgotten_state_fails_the_body() {
     let pieces = bodies::selective_scan_piece::pieces_agree;
@@ -280,7 +280,7 @@ fn a_forgotten_state_fails_the_body() {
     assert_needs::<Fp32>("scan_step.cu", "    y += shuffle_xor(y, 2);", pieces);
 }
 
-/// A head's chunks go on from each other, its parts are all added, and what a document ends with reaches no other.
+/// A head's chunks continue from each other, its parts are all added, and the state of a document reaches no other document.
 #[test]
 fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     use bodies::head_scan::{agrees, documents_are_independent, long_samples_agree};
@@ -310,7 +310,7 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     for (source, from, to, body) in breaks {
         assert_change_shows(SourceChange { source, from, to }, body);
     }
-    // Only chunks of bf16 have tiles between tiles, and rests.
+    // Only chunks of bf16 have tiles between tiles, and low parts.
     let rests = (
         "split_product.h",
         "first - first_of(high), second - second_of(high)",
@@ -323,7 +323,7 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     }
 }
 
-/// Each head of a row is normed by itself, forward and backward, and by all of its factors.
+/// Each head of a row is normalized by itself, forward and backward, and with all of its factors.
 #[test]
 fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
     let of_heads = bodies::rms_norm::of_activations_agrees;
@@ -344,7 +344,7 @@ fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
     }
 }
 
-/// A piece of heads goes on from the state that is there and leaves its own.
+/// A piece of heads continues from the stored state and stores its own.
 #[test]
 fn a_forgotten_state_of_heads_fails_the_body() {
     let pieces = bodies::head_scan_piece::pieces_agree;
@@ -358,7 +358,7 @@ fn a_forgotten_state_of_heads_fails_the_body() {
     assert_needs::<Fp32>("head_scan_piece.cu", " + shuffle_xor(odd ? first : second, 8)", pieces);
 }
 
-/// A step that forms its raw steps of time itself adds all terms, of its own channel, and rounds them.
+/// A step that computes its raw step sizes itself adds all terms, of its own channel, and rounds them.
 #[test]
 fn a_step_with_another_product_fails_the_body() {
     let steps = bodies::selective_scan_step::agrees;

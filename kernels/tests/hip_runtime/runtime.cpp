@@ -120,7 +120,7 @@ EXPORTED Code hipDeviceGetUuid(char* uuid, int device) {
 EXPORTED Code hipDeviceGetAttribute(int* value, unsigned attribute, int device) {
     if (!is_device(device)) return InvalidDevice;
     switch (attribute) {
-        // Few, and the same on every host: chains of scans are then cut into turns.
+        // Few, and the same on every host: chains of scans are then cut into segments.
         case 63: *value = 2; return Success;
         case 74: *value = devices()[device]->shared_bytes; return Success;
         case 87: *value = devices()[device]->wave; return Success;

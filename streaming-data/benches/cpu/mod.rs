@@ -1,4 +1,4 @@
-//! Time of the CPU: a machine on which other programs run gives the same numbers.
+//! CPU time of the process, which depends little on other programs that run on the machine.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Pages to tokens, by how they were written: one thread decodes every page, and every 61st sample is put together, so
-//! that decoding is nearly all there is.
+//! Decoding pages to tokens, by the form of the pages: one thread decodes every page, and only every 61st sample is assembled,
+//! so that nearly all time is decoding.
 
 use std::num::NonZeroUsize;
 
@@ -18,7 +18,7 @@ use crate::{
 
 const SAMPLES: u64 = 2_000;
 
-/// Fewer than a page of any form has: no page is passed over.
+/// Fewer samples than a page of any form has, so that no page is skipped.
 const STRIDE: u64 = 61;
 
 pub fn bench(criterion: &mut Criterion) {
@@ -32,7 +32,7 @@ pub fn bench(criterion: &mut Criterion) {
         let folder = sets::written(pages, 1, SAMPLES);
         let data_set = DataSet::open(folder.path()).unwrap();
         let mixture = Mixture::of(data_set, shuffle(ShuffleOrder::None)).unwrap();
-        // Room for a few pieces and not for the shard, so that it is decoded anew each time.
+        // Memory for a few pieces but not for the shard, so that every piece is decoded each time.
         let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 2 << 20 };
         let decoder = Decoder::new(mixture, settings).unwrap();
         group.bench_function(pages.name(), |bencher| {

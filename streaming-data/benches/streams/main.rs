@@ -1,7 +1,7 @@
-//! What opening, looking up, decoding and reading cost.
+//! The costs of opening, looking up, decoding and reading.
 //!
-//! `cargo bench -p tidemill-streaming-data --bench streams`, or one group of it by its name behind `--`. Data sets are
-//! made in temporary folders; reading them says what processors bound, and nothing of disks or networks.
+//! `cargo bench -p tidemill-streaming-data --bench streams`, or one of its groups by name after `--`. Data sets are
+//! made in temporary folders; reading them measures the processor, not disks or networks.
 
 mod decoding;
 #[path = "../../tests/support/large.rs"]

@@ -11,7 +11,7 @@ use crate::{
     shuffle,
 };
 
-/// Of the middle of the eighth epoch.
+/// A position in the middle of the eighth epoch.
 const FAR: u64 = 7 * SAMPLES + SAMPLES / 2 + 12_345;
 
 pub fn bench(criterion: &mut Criterion) {

@@ -1,4 +1,4 @@
-//! Samples as training reads them: an epoch shuffled by windows, decoded by two threads with less memory than the data
+//! Reading samples as in training: an epoch shuffled by windows, decoded by two threads in less memory than the data
 //! set takes, and taken by one consumer.
 
 use std::{
@@ -41,7 +41,7 @@ pub fn bench(criterion: &mut Criterion) {
         let mut epoch = 0;
         group.bench_function(format!("window of {WINDOW}/{}", pages.name()), |bencher| {
             bencher.iter(|| {
-                // Another permutation each time, so that nothing is known from before.
+                // Another permutation each time, so that no decoded page can be reused.
                 let positions = epoch * samples..(epoch + 1) * samples;
                 epoch += 1;
                 let tokens = decoder.reader(once(positions)).map(|s| s.unwrap().tokens[0]);

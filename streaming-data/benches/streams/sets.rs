@@ -1,4 +1,4 @@
-//! Data sets to measure with.
+//! Data sets for the measurements.
 
 use std::{
     fs::{self, File},
@@ -24,14 +24,14 @@ use tidemill_streaming_data::{
 
 use crate::large::{ROW_TOKENS, VOCABULARY, index_of};
 
-/// How the pages of a shard are written.
+/// The form of a shard's pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pages {
     /// As `prepare` writes them: row groups of 1 MiB, lists of fixed size that are never null, plain, zstd.
     Prepared,
     /// One row group, lists that might be null, plain, zstd.
     Plain,
-    /// As pyarrow writes them by default: one row group, lists that might be null, dictionaries, snappy.
+    /// pyarrow's defaults: one row group, lists that might be null, dictionaries, snappy.
     Dictionary,
 }
 
@@ -76,7 +76,7 @@ impl Pages {
     }
 }
 
-/// Shards of so many samples each, with an index of them.
+/// Writes shards of equal numbers of samples, and an index.
 pub fn written(pages: Pages, shards: u64, samples: u64) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let entries = (0..shards).map(|shard| {
@@ -110,7 +110,7 @@ fn write(path: &Path, pages: Pages, shard: u64, samples: u64) {
     writer.close().unwrap();
 }
 
-/// Frequent ones and rare ones, as in text: log-uniform, which is Zipf's law with exponent 1.
+/// Frequent and rare tokens, as in text: log-uniform, which is Zipf's law with exponent 1.
 fn token(at: u64) -> i32 {
     // splitmix64.
     let mut x = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -2,7 +2,7 @@
 //!
 //! A shard is named by the place of its data set and by its content (or, where no index states a
 //! hash, by its URL, size and etag): the processes that read a data set share it, and no data set can
-//! plant a shard for another. It lands in a part file beside the others, which is renamed when it is
+//! plant a shard for another. It is written to a part file in the same folder, which is renamed when it is
 //! whole.
 //!
 //! Processes share no memory: a process that uses a file holds a lock on the file itself, which the
@@ -321,7 +321,7 @@ impl ShardCache {
         Ok(usage)
     }
 
-    /// Evicts shards, those needed last first, until so many bytes are free; whether they are.
+    /// Evicts shards, the last needed first, until this many bytes are free; returns whether they are.
     fn evict(&self, bytes: u64, before: u64, future: &dyn FutureUse) -> Result<bool, DataError> {
         let mut candidates = Vec::new();
         for (name, path) in self.files()? {
@@ -332,7 +332,7 @@ impl ShardCache {
                 candidates.push(Candidate { key, path, bytes, next_use });
             }
         }
-        // Shards that are never needed again come first, then those that are needed latest.
+        // Shards that are never needed again come first, then the shards that are needed last.
         candidates.sort_by_key(|candidate| {
             (candidate.next_use.is_some(), u64::MAX - candidate.next_use.unwrap_or(0))
         });

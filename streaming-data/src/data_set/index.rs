@@ -77,7 +77,7 @@ pub struct Index {
     /// Token that fills, where there is one.
     #[serde(default)]
     pub pad_token_id: Option<u32>,
-    /// The tokenizer beside the index (`tokenizer.json`), where there is one.
+    /// The tokenizer's file in the folder of the index (`tokenizer.json`), where there is one.
     #[serde(default)]
     pub tokenizer_file: Option<String>,
     /// Algorithm of the hashes: [`HASH_ALGORITHM`].
@@ -136,7 +136,7 @@ pub struct ShardEntry {
 }
 
 /// The footer of a shard: the end of its file, from the metadata on, with their length and the magic
-/// number behind them.
+/// number after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FooterEntry {
     /// Its size: more than 8, and at most that of the file.
@@ -171,7 +171,7 @@ impl Index {
     /// Reads and checks the index of the folder.
     ///
     /// # Errors
-    /// [`DataError::Io`] when it cannot be read, and those of [`Index::from_bytes`].
+    /// [`DataError::Io`] when it cannot be read, and the errors of [`Index::from_bytes`].
     pub fn read(folder: &Path) -> Result<Index, DataError> {
         let path = folder.join(INDEX_FILE);
         let bytes = read(&path, Kind::Index).map_err(DataError::io("read", &path))?;

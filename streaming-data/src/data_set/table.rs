@@ -5,9 +5,9 @@
 //! columns that are asked for are read. The order is that of [`crate::order`]: a pure function of the
 //! numbers of rows and the settings, random-access, the same for any number of readers.
 //!
-//! Contract of a [`TableDecoder`]'s readers, beside that of [`crate::reader`]:
+//! Contract of a [`TableDecoder`]'s readers, in addition to the contract of [`crate::reader`]:
 //! - A [`RowBatch`] holds the rows of consecutive positions of one range of the plan: `batch_rows`,
-//!   or those that are left of the range; it never crosses from one range to the next.
+//!   or the remaining rows of the range; it never crosses from one range to the next.
 //! - Memory: three quarters of `memory_bytes` hold decoded slices of row groups, about 4 MiB each
 //!   and larger where a row is; one quarter is for batches that wait, of which there is one at
 //!   least. Beyond that each thread holds the pages of the row group that it is decoding, a slice
@@ -77,7 +77,7 @@ pub enum Columns {
     /// All.
     #[default]
     All,
-    /// Those of these names, in this order.
+    /// The columns of these names, in this order.
     Named(Vec<String>),
 }
 

@@ -83,7 +83,7 @@ fn smallest(shards: &[(u64, u64)], settings: ShuffleSettings, threads: usize) ->
     needed.min(all)
 }
 
-/// The most bytes that so many samples can have, parts of shards counted as such.
+/// The most bytes that `samples` samples can have; a part of a shard counts in proportion.
 fn densest(shards: &[(u64, u64)], mut samples: u64) -> u64 {
     let mut shards: Vec<(u64, u64)> = shards.iter().copied().filter(|shard| shard.1 > 0).collect();
     // Bytes per sample, compared without dividing.

@@ -164,7 +164,7 @@ impl Prefetcher {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        // Made before the threads: if one fails to start, those before it end with this.
+        // Made before the threads: if one fails to start, dropping this ends the threads started before.
         let fetcher = Fetcher::Remote(Arc::clone(&prefetcher));
         registry::register(&prefetcher);
         if prefetcher.cache.is_some() {

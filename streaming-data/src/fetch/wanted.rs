@@ -10,7 +10,7 @@ use crate::{
 /// The longest stream that is counted sample by sample.
 const COUNTED_SAMPLES: u64 = 65_536;
 
-/// A shard is fetched whole when one in so many of its samples is wanted, or more.
+/// A shard is fetched whole if at least one in `WHOLE_FROM` of its samples is wanted.
 const WHOLE_FROM: u64 = 4;
 
 /// How a shard is read.

@@ -17,7 +17,7 @@ where
     items.count()
 }
 
-/// The sum of the numbers that stand beside each item: tokens of each source, or words that were counted text by text, which is cheaper
+/// The sum of the numbers of each item: tokens of each source, or words that were counted text by text, which is cheaper
 /// than each by itself. Sums that are 0 are left out.
 pub fn sums<'scope, T, D>(
     numbers: VecCollection<'scope, T, (D, i64)>,

@@ -20,7 +20,7 @@ pub enum Verdict {
     Rejected(Box<str>),
 }
 
-/// The verdict of each document, by its key: those that [`prepare`](crate::prepare::prepare) gives documents in the order of their keys.
+/// The verdict of each document, by its key: the one that [`prepare`](crate::prepare::prepare) gives it in the order of keys.
 ///
 /// A document is kept if its key is the smallest in each of its buckets, of which two documents share one if they are copies, or nearly.
 /// Buckets are on the workers that their hashes say, verdicts on those of the keys.

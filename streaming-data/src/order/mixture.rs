@@ -11,7 +11,7 @@
 //! | `Repeat(r)` | r times the samples of the data set (rounded): 2.0 twice, 0.5 every second epoch |
 //! | `Samples(n)` | n samples |
 //!
-//! Proportions stand alone; the other two may be used beside each other. Shares are exact: of every
+//! Proportions stand alone; the other two may be mixed. Shares are exact: of every
 //! stretch of positions whose shares are whole numbers, wherever it begins, each part has exactly
 //! its share (0.7, 0.2 and 0.1: of any 10 positions 7, 2 and 1), and of any other within a sample
 //! or two ([`Shares`] says how near).
@@ -36,9 +36,9 @@ use crate::{
 pub enum Amount {
     /// A share of all positions, relative to the proportions of the other parts.
     Proportion(f64),
-    /// So many times its samples in an epoch of the mixture.
+    /// This many times its samples in an epoch of the mixture.
     Repeat(f64),
-    /// So many samples in an epoch of the mixture.
+    /// This many samples in an epoch of the mixture.
     Samples(u64),
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for Amount {
 /// A data set of a mixture.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// Its name in errors; unlike those of the other parts.
+    /// Its name in errors, different from the other parts' names.
     pub name: String,
     /// The data set.
     pub data_set: DataSet,
@@ -88,7 +88,7 @@ pub struct MixedSample {
     pub sample: SampleId,
 }
 
-/// Keeps the permutations of a part apart from those of the others.
+/// Separates the permutations of a part from the other permutations.
 const PART_KEY: u64 = 4;
 
 impl Mixture {
@@ -232,7 +232,7 @@ impl Mixture {
         }
     }
 
-    /// Those positions of a part that positions of the mixture hold.
+    /// The positions of a part that belong to given positions of the mixture.
     ///
     /// # Panics
     /// If there is no such part.
@@ -333,12 +333,12 @@ fn counts(parts: &[Part]) -> Result<(Vec<u64>, u64), DataError> {
     Ok((counts, samples.ok_or_else(too_many)?))
 }
 
-/// Digits behind the point that a proportion may have.
+/// The most decimal digits of a proportion.
 const MAX_DIGITS: usize = 15;
 
 /// The proportions as the smallest whole numbers that stand to each other as they do: 0.7, 0.2 and
 /// 0.1 are 7, 2 and 1. They are taken as decimals, as they are written, so that the shares which a
-/// user means are those that are kept.
+/// user means are kept.
 fn whole_numbers(parts: &[Part]) -> Result<Vec<u64>, DataError> {
     let mut decimals = Vec::with_capacity(parts.len());
     for part in parts {

@@ -64,7 +64,7 @@ impl Shares {
         Some(Shares { counts: counts.to_vec(), total, nodes })
     }
 
-    /// Positions after which the pattern repeats; a source has its count among so many.
+    /// Positions after which the pattern repeats; within that many positions each source has exactly its count.
     pub fn total(&self) -> u64 {
         self.total.get()
     }

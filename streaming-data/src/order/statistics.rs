@@ -54,7 +54,7 @@ const EPOCHS: u64 = 8;
 const THREADS: usize = 2;
 
 impl OrderStatistics {
-    /// Measures the order of a mixture in batches of so many samples, with a cache of
+    /// Measures the order of a mixture in batches of `batch` samples, with a cache of
     /// `cache_limit_bytes` where it has a limit.
     pub fn new(
         mixture: &Mixture,

@@ -24,7 +24,7 @@ impl CanonicalOrder {
     /// for ever. Each stands there once for each epoch. Finding the first takes O(log shards) for a
     /// known epoch, and O(1) for each further one.
     ///
-    /// A full shuffle needs all shards all the time: those of its next 1,024 samples come first,
+    /// A full shuffle needs all shards all the time: the shards of its next 1,024 samples come first,
     /// then the others as they are stored.
     pub fn shards_from(&self, position: u64) -> impl Iterator<Item = ShardUse> + use<'_> {
         let first = position / self.samples;
@@ -105,7 +105,7 @@ mod tests {
                         }
                         assert!(at == 0 || uses[at - 1].positions.start <= need.positions.start);
                     }
-                    // No shard is left out: those that the next samples need are among the first.
+                    // No shard is left out: the shards of the next samples are among the first.
                     let next: Vec<usize> = uses.iter().map(|need| need.shard).collect();
                     for position in from..from + 3 {
                         assert!(

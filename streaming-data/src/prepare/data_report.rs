@@ -1,8 +1,8 @@
 //! What a data set was made of, for people: documents by verdict and rule with examples, lengths, groups of duplicates,
 //! sources, and what an update changed. [`Reporting::Files`] asks for it.
 //!
-//! A report is two files beside the shards: [`REPORT_FILE`], which programs read, and [`REPORT_PAGE`], which needs nothing but a
-//! browser. Of a data set that is kept up to date each version has its own, beside its index
+//! A report is two files in the folder of the shards: [`REPORT_FILE`], which programs read, and [`REPORT_PAGE`], which needs nothing but a
+//! browser. Each version of a data set that is kept up to date has its own, next to its index
 //! (`index/<fingerprint>.report.json` and `.html`), and those two are copies of the newest.
 //!
 //! # Contract
@@ -80,7 +80,7 @@ pub enum Reporting {
     /// None.
     #[default]
     None,
-    /// [`REPORT_FILE`] and [`REPORT_PAGE`] are written beside the shards.
+    /// [`REPORT_FILE`] and [`REPORT_PAGE`] are written to the folder of the shards.
     Files,
 }
 
@@ -133,7 +133,7 @@ pub struct DataCounts {
     pub shard_bytes: u64,
     /// Tokens of the stream.
     pub tokens: u64,
-    /// Those of them that fill no sample.
+    /// Tokens of the stream that fill no sample.
     pub dropped_tokens: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct DataCounts {
 pub struct InputCounts {
     /// Files, and folders that are read as one.
     pub read: u64,
-    /// Those that could not be read, or not to their end.
+    /// The inputs that could not be read, or not to their end.
     pub skipped: u64,
     /// Paths that led to an input once more.
     pub reached_again: u64,
@@ -153,7 +153,7 @@ pub struct InputCounts {
 pub struct DocumentCounts {
     /// Documents, or samples that were tokenized already, of all verdicts.
     pub read: u64,
-    /// Those in the stream.
+    /// Documents in the stream.
     pub kept: u64,
     /// Texts without a byte.
     pub empty: u64,
@@ -196,11 +196,11 @@ pub struct ShownDocument {
 /// How long documents are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lengths {
-    /// Tokens of those that are kept, with the one that ends each.
+    /// Tokens of kept documents, with the token that ends each.
     pub kept_tokens: Histogram,
     /// Bytes of their texts, as they were read.
     pub kept_bytes: Histogram,
-    /// Bytes of those that are left out.
+    /// Bytes of the documents that are left out.
     pub left_out_bytes: Histogram,
 }
 
@@ -306,7 +306,7 @@ impl DataReport {
     /// there is damaged or of another version.
     ///
     /// # Errors
-    /// Those of reading the index and the store.
+    /// The errors of reading the index and the store.
     pub fn read(
         location: &Location,
         settings: &StoreSettings,

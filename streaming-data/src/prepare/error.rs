@@ -44,7 +44,7 @@ pub enum PrepareError {
     UnknownFilter {
         /// The name.
         name: String,
-        /// Those that there are.
+        /// The known names.
         known: String,
     },
 

@@ -6,7 +6,7 @@
 //! the part alone, on any thread. How an input is cut into parts changes nothing about the
 //! documents in it.
 //!
-//! A format is one file here, behind that one trait:
+//! A format is one file here, which implements that trait:
 //!
 //! | module | reads |
 //! |---|---|
@@ -104,7 +104,7 @@ impl From<PrepareError> for ReadFailure {
     }
 }
 
-/// Some documents in order, which know nothing of those before and behind.
+/// Some documents in order, independent of the documents before and after.
 pub(crate) struct Part {
     /// The file that they are in.
     pub path: Arc<Path>,
@@ -169,7 +169,7 @@ pub(crate) struct Sources {
 pub(crate) enum Contents {
     /// Texts, to be tokenized.
     Documents,
-    /// Samples that are tokenized already, in rows of so many tokens; none where there is no row.
+    /// Samples that are tokenized already, in rows of this many tokens; none if there is no row.
     Samples { row_tokens: Option<usize> },
 }
 
@@ -177,7 +177,7 @@ impl Sources {
     /// Looks into the MDS data sets among the inputs, and gives these the sizes of all their files.
     ///
     /// # Errors
-    /// [`PrepareError::MixedInputs`] for documents beside samples of tokens, and what is wrong with
+    /// [`PrepareError::MixedInputs`] for documents mixed with samples of tokens, and what is wrong with
     /// an MDS data set.
     pub(crate) fn new(
         inputs: &mut [Input],

@@ -3,7 +3,7 @@
 //! Half of a data set must never be taken for one. A folder is written aside and renamed when it is
 //! complete; a store has no rename, so there the index says from the first to the last moment that
 //! the data set is not complete. A data set that is updated is complete all the time: its new version is
-//! written beside the one that is there, and the index is replaced last.
+//! written next to the existing one, and the index is replaced last.
 
 mod folder;
 mod remote;
@@ -42,14 +42,14 @@ pub(crate) trait Output {
     /// [`DataError::Io`] when it cannot be put in place, or its upload not begin.
     fn take(&mut self, written_as: &str, name: &str, file: File) -> Result<(), PrepareError>;
 
-    /// Writes a whole file, with `/` between folders in its name. One that is there already may be replaced
+    /// Writes a whole file, with `/` between folders in its name. An existing file may be replaced
     /// at any time until the data set is published.
     ///
     /// # Errors
     /// [`DataError::Io`], [`DataError::Store`].
     fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError>;
 
-    /// Whether at most so many of the shards taken are still being uploaded; where more are, it waits a
+    /// Whether at most this many of the shards taken are still being uploaded; if more are, it waits a
     /// moment.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ const HELD_BYTES_AT_LEAST: u64 = 4096;
 ///
 /// # Errors
 /// The first error in the order of the stream, that of a shard that cannot be stored, or
-/// [`PrepareError::Interrupted`]. The output then holds whatever was written.
+/// [`PrepareError::Interrupted`]. The output then holds the files written so far.
 pub(crate) fn run(
     work: &Work<'_>,
     output: Option<&mut dyn Output>,
@@ -92,7 +92,7 @@ pub(crate) fn run(
             let results = results.clone();
             scope.spawn(move || perform_all(work, jobs, &results));
         }
-        // Every thread then ends after the job at hand, also on an error.
+        // Every thread then ends after its current job, also on an error.
         let _closed_at_end = jobs.close_at_end();
         let ends = Ends {
             // Within an option a borrow is shortened by hand.
@@ -121,13 +121,13 @@ struct Conductor<'a> {
     jobs: &'a JobQueue,
     results: Receiver<Numbered<Done>>,
     taken: InOrder<Result<Taken, PrepareError>>,
-    /// The reader of the input at hand, while no thread has it.
+    /// The reader of the current input, while no thread has it.
     reader: Option<Box<dyn ReadParts>>,
     /// Whether a thread has it.
     cutting: bool,
     /// Bytes of that input that were read.
     read_bytes: u64,
-    /// Bytes of the input at hand in the stream.
+    /// Bytes of the current input in the stream.
     input_done: u64,
     /// The part read so far of a text that is read in pieces.
     pieces: PiecesDone,
@@ -303,7 +303,7 @@ impl<'a> Conductor<'a> {
         self.writer.as_mut().expect("a pass that packs has an output")
     }
 
-    /// Numbers a part that was cut off and hands it out, or whatever came in its place.
+    /// Numbers a part that was cut off, or the outcome that replaced it, and hands it out.
     fn take_cut(&mut self, input: usize, cut: Result<CutDone, ReadFailure>) {
         self.cutting = false;
         self.held_bytes -= held_bytes(self.work.bounds.piece_bytes);
@@ -465,7 +465,7 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    /// Counts what of an input was not counted by its texts and parts as done.
+    /// Counts the bytes of an input outside its texts and parts as done.
     fn end_input(&mut self, input: usize) {
         self.position.bytes_done += self.work.inputs[input].bytes - self.input_done;
         self.input_done = 0;
@@ -483,7 +483,7 @@ impl<'a> Conductor<'a> {
     }
 }
 
-/// The charge for so many bytes of text.
+/// The charge for `text_bytes` bytes of text.
 fn held_bytes(text_bytes: u64) -> u64 {
     text_bytes.saturating_mul(HELD_BYTES_PER_TEXT_BYTE).max(HELD_BYTES_AT_LEAST)
 }

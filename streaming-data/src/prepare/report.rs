@@ -28,7 +28,7 @@ pub struct Progress {
     pub bytes_done: u64,
     /// Bytes of all files that were found.
     pub bytes_total: u64,
-    /// Documents in the stream; while documents are compared, those that were read.
+    /// Documents in the stream; while documents are compared, documents that were read.
     pub documents: u64,
     /// Tokens that were made of texts.
     pub tokens: u64,
@@ -64,11 +64,11 @@ pub struct PrepareReport {
     pub duplicates: u64,
     /// Files and folders that gave no document, or not all, in byte order of their paths.
     pub skipped: Vec<SkippedDocument>,
-    /// Lines, rows and samples that should be documents and are none.
+    /// Lines, rows and samples that are not valid documents.
     pub broken: u64,
     /// The first [`NAMED_BROKEN`](super::NAMED_BROKEN) of them, in the order of the stream.
     pub named_broken: Vec<BrokenDocument>,
-    /// The effect of the filters; nothing where there are none.
+    /// The effect of the filters, if there are any.
     pub filtered: FilterReport,
     /// Documents that were left out because there are others like them.
     pub dedup: DedupReport,
@@ -78,7 +78,7 @@ pub struct PrepareReport {
     pub unused_exclusions: Vec<String>,
     /// Bytes of text of the documents, of what filters left of them.
     pub text_bytes: u64,
-    /// Tokens of the stream, those that end documents included.
+    /// Tokens of the stream, including the tokens that end documents.
     pub tokens: u64,
     /// Tokens at the end of the stream that fill no row.
     pub dropped_tokens: u64,

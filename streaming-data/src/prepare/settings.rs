@@ -23,7 +23,7 @@ pub const DEFAULT_SEQ_LEN: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 pub struct PrepareSettings {
     /// Files, and folders, searched with their subfolders (symbolic links are followed) for files
     /// whose path below the folder matches `glob`. What a file is follows from its name: JSON lines
-    /// (`.jsonl`, `.ndjson`, `.json`, and these with `.gz`, `.zst` or `.zstd` behind), Parquet
+    /// (`.jsonl`, `.ndjson`, `.json`, and these with `.gz`, `.zst` or `.zstd` appended), Parquet
     /// (`.parquet`, `.pq`), else a text. A folder whose `index.json` matches the glob and is that of
     /// an MDS data set is one input. A file is an input once, however many paths lead to it; the
     /// smallest of the paths counts.
@@ -59,7 +59,7 @@ pub struct PrepareSettings {
     /// of which is left out; such a path, a tab, and the number of a line (from 1), row or sample (from 0);
     /// or `xxh3-128:` and the hash of a text.
     pub exclude: Option<PathBuf>,
-    /// Threads that read, tokenize and encode, beside the calling one, which writes.
+    /// Threads that read, tokenize and encode, in addition to the calling thread, which writes.
     pub workers: NonZeroUsize,
     /// Whether files, lines and rows that cannot be documents are an error.
     pub strictness: Strictness,
@@ -68,7 +68,7 @@ pub struct PrepareSettings {
     pub shard_samples: Option<NonZeroUsize>,
     /// Where shards end, and whether the data set can be kept up to date.
     pub layout: Layout,
-    /// Whether a report for people is written beside the shards.
+    /// Whether a report for people is written to the folder of the shards.
     pub reporting: Reporting,
 }
 
@@ -100,12 +100,12 @@ impl PrepareSettings {
 /// Where shards end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layout {
-    /// One stream of tokens is cut into shards of equal numbers of rows. A document more or less moves all
-    /// behind it.
+    /// One stream of tokens is cut into shards of equal numbers of rows. One added or removed document moves all
+    /// documents after it.
     #[default]
     Stream,
-    /// A shard ends behind a document, as its content decides, and beside the shards stands what is known of
-    /// the documents: what [`update`](super::update) needs. Names of shards are hashes of their content. The
+    /// A shard ends after a document that its content chooses, and the data set also holds the state of
+    /// the documents that [`update`](super::update) needs. Names of shards are hashes of their content. The
     /// inputs are documents, and no MDS folders; they are read twice, each document whole.
     Updatable,
 }
@@ -125,7 +125,7 @@ pub enum Strictness {
 /// What tokenized the samples that are tokenized already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizedBy {
-    /// An unknown tokenizer: the index states no special tokens, and no tokenizer is put beside it.
+    /// An unknown tokenizer: the index states no special tokens, and no tokenizer is written.
     #[default]
     Unknown,
     /// The tokenizer that `prepare` was given.

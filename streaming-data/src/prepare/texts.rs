@@ -1,4 +1,4 @@
-//! Documents for whatever else is to be done with their texts.
+//! Reads documents for other uses of their texts.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ pub struct TextSettings {
     pub glob: String,
     /// Where the text of a line, row or sample is.
     pub text_key: Option<String>,
-    /// Which documents are shown, and what of them.
+    /// Which documents are shown, and which of their lines.
     pub filters: FilterSettings,
     /// The policy for documents that cannot be read.
     pub strictness: Strictness,
@@ -73,7 +73,7 @@ impl fmt::Debug for Visitor<'_> {
 /// [`prepare`](super::prepare) reads them, within the same bounds of memory.
 ///
 /// # Errors
-/// Those of `prepare` that have to do with inputs.
+/// The errors of `prepare` about inputs.
 pub fn read_texts(
     settings: &TextSettings,
     visit: &(dyn Fn(&str) + Sync),

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! # Contract
-//! - The data set and the report are those of one process, to the byte, for any number of processes and workers. A
+//! - The data set and the report equal those of a single process, to the byte, for any number of processes and workers. A
 //!   document's rank is its input's number and its own number in that; which process reads it decides nothing. What an
 //!   update found out about texts that it knew before is not counted by filters, in one process as in several,
 //!   but process 0 alone knows such texts.
@@ -27,7 +27,7 @@
 //!   the data set is put in place.
 //!
 //! # Bounds
-//! - An input is read by one process: a single file is read by one, whatever the number of processes. (Its documents
+//! - An input is read by one process: a single file is read by one, for any number of processes. (Its documents
 //!   are tokenized by all threads of that process.)
 //! - Process 0 receives all tokens, 4 bytes each, and encodes all shards, with as many threads as it reads with: 60 million
 //!   tokens and more a CPU second, which is a tenth of the work of tokenizing with the fastest library. So with that, some ten times the
@@ -87,7 +87,7 @@ use super::{
 /// report, the others nothing.
 ///
 /// # Errors
-/// Those of [`prepare`](super::prepare()); [`PrepareError::InputUnseen`], [`PrepareError::OtherProcess`] where a process
+/// The errors of [`prepare`](super::prepare()); [`PrepareError::InputUnseen`], [`PrepareError::OtherProcess`] where a process
 /// has other inputs or another tokenizer; [`PrepareError::Parted`] where another process ended the work: its error is
 /// the one that matters.
 pub fn prepare_together(
@@ -111,7 +111,7 @@ pub fn prepare_together(
 /// gets the report, the others nothing.
 ///
 /// # Errors
-/// Those of [`update`](super::update()) and [`prepare_together`].
+/// The errors of [`update`](super::update()) and of [`prepare_together`].
 pub fn update_together(
     peers: &dyn Peers,
     settings: &UpdateSettings,

@@ -1,11 +1,11 @@
-//! Data sets that are kept up to date: an update reads what changed, and leaves what a preparation of the
-//! same inputs from nothing would.
+//! Data sets that are kept up to date: an update reads the changes, and its result equals a preparation of the
+//! same inputs from scratch.
 //!
-//! Beside its shards such a data set has a state: of each input its size and a hash of its documents, of each
-//! document the hash of its text, what filters said, its signature, and its tokens' number where it is kept.
-//! From this alone follow the verdicts, and where shards end; tokens of documents that stay are taken out of
-//! the shards that are there. So texts are read only of inputs that changed, and tokenized only where no shard
-//! has them: of new documents, and of those that come back because what they were copies of is gone.
+//! Such a data set has shards and a state: for each input its size and a hash of its documents, for each
+//! document the hash of its text, the filters' verdict, its signature, and the number of its tokens if kept.
+//! The state determines the verdicts and where shards end; tokens of documents that stay are taken out of
+//! existing shards. So texts are read only in inputs that changed, and tokenized only where no shard
+//! has them: new documents, and documents that come back because their original is gone.
 //!
 //! # Contract
 //! - Shards, `index.json`, `index/<fingerprint>.json`, the tokenizer and the state are a function of the

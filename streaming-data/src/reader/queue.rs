@@ -29,7 +29,7 @@ pub(super) enum Taken<T> {
 
 /// A batch that a thread is done with.
 pub(super) struct Made<T> {
-    /// All items, or those before the failure.
+    /// All items, or the items before the failure.
     pub(super) items: Vec<T>,
     pub(super) failure: Option<DataError>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Queue<T> {
     plan: Plan,
     /// The rest of the plan's last range.
     range: Range<u64>,
-    /// No batch follows those in `slots`.
+    /// No batch follows the batches in `slots`.
     is_complete: bool,
     slots: VecDeque<Slot<T>>,
     /// Number of the batch at the front of `slots`.
@@ -114,7 +114,7 @@ impl<T> Queue<T> {
         at == 0
     }
 
-    /// Ends the queue with a failure that belongs to no batch, behind the batches that are begun; whether
+    /// Ends the queue with a failure that belongs to no batch, after the batches that are begun; whether
     /// the reader waits for the failure.
     pub(super) fn fail(&mut self, error: DataError) -> bool {
         self.is_complete = true;

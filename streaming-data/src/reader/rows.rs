@@ -102,7 +102,7 @@ impl TableRows {
         };
         loop {
             let at = going.next_slice();
-            // Those that are passed on the way are kept too: they are needed soon, or go first.
+            // Pieces decoded on the way are kept too: they are needed soon, or are evicted first.
             let rows = self.decoded.put((shard, group, at), going.read(&file, schema)?);
             if at == slice {
                 // Pages of a row group that is decoded would be held for nothing.

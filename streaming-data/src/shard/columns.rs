@@ -150,7 +150,7 @@ impl Footer {
     /// Begins to decode a row group at a slice.
     ///
     /// # Errors
-    /// [`DataError::ShardFormat`], and those of reading the file.
+    /// [`DataError::ShardFormat`], and the errors of reading the file.
     pub(crate) fn slices_from(
         &self,
         file: &ShardFile,

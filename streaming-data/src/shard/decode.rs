@@ -43,7 +43,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Those pieces that hold a row of the row group, one after the other.
+    /// The pieces that hold a row of the row group, in order.
     pub(crate) fn of_row(&self, row: u64) -> Range<usize> {
         self.directory.as_ref().map_or(0..1, |directory| directory.pieces_of(row))
     }
@@ -53,7 +53,7 @@ impl Pieces {
         0..self.of_row(self.rows.saturating_sub(1)).end
     }
 
-    /// Places of a piece's tokens among those of the row group.
+    /// Places of a piece's tokens in the row group.
     fn places(&self, piece: usize) -> Range<u64> {
         let whole = 0..self.rows * self.row_tokens;
         self.directory.as_ref().map_or(whole, |directory| directory.places(piece))

@@ -18,7 +18,7 @@ use crate::{
     hash::ContentHash,
 };
 
-/// Length and magic number behind the metadata.
+/// Length and magic number after the metadata.
 const TAIL_BYTES: u64 = 8;
 
 /// A footer that was read.

@@ -87,7 +87,7 @@ struct DataPage {
     /// Where its content is in the file.
     content: Range<u64>,
     uncompressed_bytes: usize,
-    /// Place of its first token among those of the row group.
+    /// The place of its first token in the row group.
     first: u64,
     tokens: usize,
     form: Form,
@@ -96,7 +96,7 @@ struct DataPage {
 
 #[derive(Debug, Clone, Copy)]
 enum Form {
-    /// Levels, each behind their length, and values, compressed together.
+    /// Levels, each preceded by their length, and values, compressed together.
     V1,
     /// Levels, then values, which may be compressed.
     V2 { repetition_bytes: usize, definition_bytes: usize, is_compressed: bool },
@@ -112,7 +112,7 @@ impl PageDirectory {
     /// Finds the pages; `None` where they are not of the simple kind.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub(super) fn find(
         column: Column<'_>,
         rule: RowRule,
@@ -229,7 +229,7 @@ impl PageDirectory {
         self.pieces.extend(begun);
     }
 
-    /// Those pieces that hold a row of the group.
+    /// The pieces that hold a row of the group.
     pub(super) fn pieces_of(&self, row: u64) -> Range<usize> {
         let row_tokens = self.rule.row_tokens as u64;
         let start = self.pieces.partition_point(|piece| piece.first <= row * row_tokens);
@@ -247,7 +247,7 @@ impl PageDirectory {
     /// Decodes all pieces as one; `None` where something is not as it should be.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub(super) fn decode_all(
         &self,
         read: &ReadRange<'_>,
@@ -259,7 +259,7 @@ impl PageDirectory {
     /// Decodes a piece; `None` where something is not as it should be.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub(super) fn decode(
         &self,
         piece: usize,

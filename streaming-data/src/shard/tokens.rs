@@ -28,7 +28,7 @@ pub(super) enum Tokens {
     Wide(Vec<u32>),
 }
 
-/// A token that is not in the vocabulary, by its place among those that were to be appended.
+/// A token outside the vocabulary; `at` is its place among the tokens to append.
 #[derive(Debug)]
 pub(crate) struct Outside {
     pub(crate) at: usize,
@@ -55,7 +55,7 @@ impl DecodedTokens {
         self.first..self.first + self.len() as u64
     }
 
-    /// Appends a copy of those tokens to `out` that stand at the places, and returns how many.
+    /// Appends a copy of the tokens at `places` to `out`, and returns their number.
     pub(crate) fn copy_to(&self, places: Range<u64>, out: &mut Vec<u32>) -> usize {
         let held = self.places();
         let (start, end) = (places.start.max(held.start), places.end.min(held.end));
@@ -71,7 +71,7 @@ impl DecodedTokens {
         count
     }
 
-    /// Only those tokens that stand at the places.
+    /// Keeps only the tokens at `places`.
     pub(crate) fn cut(self, places: Range<u64>) -> DecodedTokens {
         let held = self.places();
         let start = places.start.clamp(held.start, held.end);
@@ -240,7 +240,7 @@ mod tests {
             let mut decoded = no_tokens(None);
             decoded.append([1_i64, 2, 3, 4].into_iter()).unwrap();
             decoded.append([last].into_iter()).unwrap();
-            // The numbers behind are as wide as they must be, and no narrower than those that are there.
+            // Appended numbers are as wide as necessary, and no narrower than the numbers before them.
             decoded.append([6_u8].into_iter()).unwrap();
             assert_eq!(decoded.weight_bytes(), size_of::<DecodedTokens>() + 6 * token_bytes);
             let copy = |decoded: &DecodedTokens, places| {

@@ -91,7 +91,7 @@ fn one_line(error: &object_store::Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let said = error.to_string();
-        // Most of these messages hold those of their causes already.
+        // Most of these messages already contain the messages of their causes.
         if !text.contains(&said) {
             text += ": ";
             text += &said;

@@ -40,7 +40,7 @@ impl Claim {
 }
 
 impl RemoteFolder {
-    /// A whole object, so that a claim can take its place; none where there is none.
+    /// A whole object, so that a claim can replace it; none if it does not exist.
     ///
     /// # Errors
     /// As [`RemoteFolder::get`].

@@ -1,4 +1,4 @@
-//! Stores behind a network, with the settings of the environment.
+//! Stores in a network, with the settings of the environment.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use url::{Position, Url};
 
 use super::{StoreFailure, StoreSettings, http::Connector, open::options};
 
-/// The store of a URL, and the path in it; it tries requests again so many times. Nothing is sent
+/// The store of a URL, and the path in it; it retries requests up to the given number of times. Nothing is sent
 /// yet.
 pub(super) fn open(
     url: &Url,

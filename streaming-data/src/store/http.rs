@@ -3,7 +3,7 @@
 //! `object_store`'s own client follows a redirect anywhere and takes most headers along, session
 //! tokens among them, and it reads whatever is not an object into memory, however long. Here
 //! - a redirect never leads from https to http, and never to a URL with a user or password;
-//! - to another origin (scheme, host or port) only reading is led, with no header but those that say
+//! - to another origin (scheme, host or port) only reading is led, with no headers except those that say
 //!   which bytes are wanted;
 //! - of an error's text the beginning is read, and a listing has a bound.
 

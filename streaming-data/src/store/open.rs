@@ -20,7 +20,7 @@ const OTHERS: [&str; 2] = ["IDENTITY_ENDPOINT", "SERVICE_ACCOUNT"];
 /// The stores of `memory://name` URLs, by name, for the life of the process.
 static MEMORIES: LazyLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
 
-/// The store of a URL, and the path in it; it tries requests again so many times. Nothing is sent
+/// The store of a URL, and the path in it; it retries requests up to the given number of times. Nothing is sent
 /// yet.
 pub(super) fn open(
     url: &Url,
@@ -46,7 +46,7 @@ pub(super) fn open(
     }
 }
 
-/// The settings that name the store beside a URL: two stores can have buckets of one name.
+/// The settings that name the store in addition to the URL: two stores can have buckets of one name.
 pub(super) fn endpoints(settings: &StoreSettings) -> Vec<String> {
     const PARTS: [&str; 3] = ["ENDPOINT", "BASE_URL", "ACCOUNT_NAME"];
     let mut by_name = BTreeMap::new();
@@ -59,7 +59,7 @@ pub(super) fn endpoints(settings: &StoreSettings) -> Vec<String> {
     by_name.into_values().collect()
 }
 
-/// Settings of the environment, and behind them (so that they win) those given.
+/// Settings of the environment, then the given settings, which take precedence.
 pub(super) fn options(settings: &StoreSettings) -> Vec<(String, String)> {
     let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

@@ -60,7 +60,7 @@ pub(super) enum Sink {
 pub(super) struct Place {
     /// The next byte of the object.
     at: u64,
-    /// Behind the last byte, once that is known.
+    /// One past the last byte, once it is known.
     end: Option<u64>,
     version: Version,
     /// The object, once there was an answer.
@@ -183,7 +183,7 @@ impl Operation {
 }
 
 impl Version {
-    /// Compares the size and version with an answer, and takes over those that were unknown.
+    /// Compares the size and version with an answer, and takes them over where they were unknown.
     fn check(&mut self, bytes: u64, e_tag: Option<&str>) -> Result<(), StoreFailure> {
         let expected = *self.bytes.get_or_insert(bytes);
         if expected != bytes {

@@ -52,7 +52,7 @@ pub struct RemoteFolder {
     /// Requests at a time, of all clones.
     permits: Arc<Semaphore>,
     cancel: Cancel,
-    /// The settings that name the store beside the URL.
+    /// The settings that name the store in addition to the URL.
     endpoints: Arc<[String]>,
 }
 
@@ -201,7 +201,7 @@ impl RemoteFolder {
     /// caller's thread. It ends early when `take` fails.
     ///
     /// # Errors
-    /// As [`RemoteFolder::get_range`], and those of `take`.
+    /// The errors of [`RemoteFolder::get_range`] and of `take`.
     pub(crate) fn download(
         &self,
         name: &str,

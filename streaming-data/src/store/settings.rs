@@ -26,13 +26,13 @@ pub struct StoreSettings {
     /// body stops half way.
     pub progress_deadline: Duration,
     /// An operation ends after this time and one second for every 100 KiB that it is to
-    /// transfer, whatever progress it makes.
+    /// transfer, independent of its progress.
     pub operation_deadline: Duration,
     /// Selects the random part of the times between attempts. Processes should differ in it, so
     /// that they do not all come back at once.
     pub seed: u64,
     /// Settings of the store by the names that its environment variables have, such as
-    /// `AWS_ENDPOINT`. They come before those of the environment.
+    /// `AWS_ENDPOINT`. They take precedence over the environment.
     pub options: Vec<(String, String)>,
 }
 

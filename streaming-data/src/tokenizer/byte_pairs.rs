@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use hashbrown::HashMap;
 
-/// Tokens that are there before anything is merged: a byte each.
+/// Tokens before any merge: one for each byte.
 pub const BYTES: usize = 256;
 
 /// The character that stands for a byte where tokens are written as text: GPT-2's, which has one that can be seen for each.
@@ -100,7 +100,7 @@ impl BytePairs {
     }
 }
 
-/// A word: its tokens among those of all.
+/// A word: the range of its tokens among the tokens of all words.
 #[derive(Clone, Copy, Debug)]
 struct Word {
     start: usize,

@@ -7,7 +7,7 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 
 use super::words::words;
 
-/// So many maps have the words between them, that threads seldom wait for one.
+/// The words are divided among this many maps, so that threads seldom wait for one.
 const MAPS: usize = 64;
 
 type Counts = HashMap<Box<str>, u64>;

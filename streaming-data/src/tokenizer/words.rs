@@ -19,7 +19,7 @@ enum Kind {
 /// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 /// ```
 ///
-/// So a space goes with the word behind it, and of several spaces before a word the last.
+/// So a space belongs to the word after it, and of several spaces before a word only the last does.
 ///
 /// ```
 /// let words: Vec<&str> = tidemill_streaming_data::tokenizer::words("we're  in 2026!").collect();

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::heads::{Head, HeadPlace, HeadWriter, Inputs, SharedRows};
 use super::products::{BLOCK, Weighted, WeightedQueries};
 use super::queries::{
-    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Sight, VECTORS, for_each_row, prefetch_rows,
+    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, VECTORS, Visible, for_each_row, prefetch_rows,
     transpose_rows,
 };
 use crate::backend::AttentionSaved;
@@ -164,7 +164,7 @@ impl Backward<'_> {
         self.scratch.dv.fill(Lanes::ZERO);
         for first in (0..positions).step_by(QUERIES) {
             let queries = QUERIES.min(positions - first);
-            let tile = QueryTile::new(first, queries, |i| head.sight.first_seen(i));
+            let tile = QueryTile::new(first, queries, |i| head.mask.first_seen(i));
             let mut terms = TileTerms {
                 slope: head.slope * LOG2_E,
                 log_sum_exp: NO_LANES,
@@ -207,7 +207,7 @@ impl Backward<'_> {
     ) {
         let vectors = row_vectors(self.shape);
         let scratch = &mut self.scratch;
-        let first = tile.first - head.sight.past;
+        let first = tile.first - head.mask.past;
         transpose_rows(s, scratch.columns, head.q, first, tile, head.scale * LOG2_E);
         transpose_rows(s, scratch.dout_columns, dout, first, tile, 1.0);
         pack_rows(s, scratch.q, head.q, tile, vectors);
@@ -251,19 +251,19 @@ impl TileTerms {
         keys: &Range<usize>,
     ) {
         for vector in 0..tile.vectors {
-            for (part, sight) in tile.seen[vector].within(keys).parts() {
+            for (part, visible) in tile.seen[vector].within(keys).parts() {
                 let range = part.start - keys.start..part.end - keys.start;
                 let (scores, products) = (&mut scores[range.clone()], &mut products[range]);
                 let mut first = part.start;
                 for (scores, products) in scores.chunks_mut(GROUP).zip(products.chunks_mut(GROUP)) {
                     if scores.len() == GROUP {
-                        let group = Group { first, vector, sight, tile };
+                        let group = Group { first, vector, visible, tile };
                         self.group::<S, GROUP>(s, scores, products, group);
                     } else {
                         for (i, (score, product)) in
                             scores.chunks_mut(1).zip(products.chunks_mut(1)).enumerate()
                         {
-                            let group = Group { first: first + i, vector, sight, tile };
+                            let group = Group { first: first + i, vector, visible, tile };
                             self.group::<S, 1>(s, score, product, group);
                         }
                     }
@@ -281,7 +281,7 @@ impl TileTerms {
         products: &mut [QueryLanes],
         group: Group<'_>,
     ) {
-        let Group { first, vector, sight, tile } = group;
+        let Group { first, vector, visible, tile } = group;
         let zero = s.splat(0.0);
         let sum = s.load(&self.log_sum_exp[vector].0);
         let (mean, scale) = (s.load(&self.mean[vector].0), s.splat(self.scale));
@@ -297,9 +297,9 @@ impl TileTerms {
             let probability = s.sub(probability, least);
             let product = s.sub(s.load(&products[i][vector].0), mean);
             let dscore = s.mul(s.mul(probability, scale), product);
-            let [probability, dscore] = match sight {
-                Sight::All => [probability, dscore],
-                Sight::Some => {
+            let [probability, dscore] = match visible {
+                Visible::All => [probability, dscore],
+                Visible::Some => {
                     let unseen = tile.unseen(s, vector, first + i);
                     [probability, dscore].map(|x| s.select_by_sign(unseen, x, zero))
                 }
@@ -320,7 +320,7 @@ const LEAST_EXPONENT: f32 = -100.0;
 struct Group<'a> {
     first: usize,
     vector: usize,
-    sight: Sight,
+    visible: Visible,
     tile: &'a QueryTile,
 }
 

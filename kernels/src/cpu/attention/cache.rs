@@ -1,7 +1,7 @@
 //! A cache of the keys and values of earlier positions, and attention over it.
 
 use super::forward::{Scratch, forward_head};
-use super::heads::{Head, HeadPlace, HeadWriter, SharedRows, Sight};
+use super::heads::{CausalMask, Head, HeadPlace, HeadWriter, SharedRows};
 use crate::backend::KeyValueCache;
 use crate::cpu::Cpu;
 use crate::cpu::device_stream::DeviceStream;
@@ -123,7 +123,7 @@ impl<'a> Cached<'a> {
             q: place.columns_of(self.q, place.sample * shape.sequences().positions(), shape),
             k: place.shared_columns_of(self.keys, first, shape),
             v: place.shared_columns_of(self.values, first, shape),
-            sight: Sight::new(past, shape, None),
+            mask: CausalMask::new(past, shape, None),
             scale: shape.scale(),
             slope: self.slopes.map_or(0.0, |slopes| slopes[place.head]),
         }

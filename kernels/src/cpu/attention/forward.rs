@@ -113,14 +113,14 @@ pub(super) fn forward_head<S: Simd>(
     let Scratch { columns, scores, sums } = scratch;
     let slope = head.slope * LOG2_E;
     for first in (0..count).step_by(QUERIES) {
-        let sight = head.sight;
+        let mask = head.mask;
         let queries = QUERIES.min(count - first);
-        let tile = QueryTile::new(sight.past + first, queries, |i| sight.first_seen(i));
+        let tile = QueryTile::new(mask.past + first, queries, |i| mask.first_seen(i));
         transpose_rows(s, columns, head.q, first, &tile, head.scale * LOG2_E);
         let next = first + queries..count.min(first + 2 * QUERIES);
         prefetch_rows(s, head.q, next.clone());
         for rows in [head.k, head.v] {
-            prefetch_rows(s, rows, sight.past + next.start..sight.past + next.end);
+            prefetch_rows(s, rows, mask.past + next.start..mask.past + next.end);
         }
         sums.fill(NO_LANES);
         let mut softmax = Softmax::new();

@@ -10,38 +10,38 @@ use crate::cpu::simd::{LANES, Simd};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 
-/// Where the queries of a sample stand and what they see of it.
+/// The causal mask of a sample: the positions of its queries, and the keys that they attend to.
 #[derive(Clone, Copy)]
-pub(super) struct Sight<'a> {
+pub(super) struct CausalMask<'a> {
     /// The position of the first query.
     pub(super) past: usize,
-    /// How many positions a query sees at most; `usize::MAX` without a window.
+    /// The most positions that a query attends to; `usize::MAX` without a window.
     window: usize,
     /// The first position of the document of each query.
     starts: Option<&'a [u32]>,
 }
 
-impl<'a> Sight<'a> {
+impl<'a> CausalMask<'a> {
     /// Of a sample whose first `past` positions have no queries.
     pub(super) fn new(past: usize, shape: AttentionShape, starts: Option<&'a [u32]>) -> Self {
         let window = shape.window().map_or(usize::MAX, std::num::NonZeroUsize::get);
         Self { past, window, starts }
     }
 
-    /// The first key that the query at a position sees: at the latest its own, whatever `starts` says.
+    /// The first key that the query at a position attends to: its own at the latest, for any `starts`.
     pub(super) fn first_seen(&self, position: usize) -> usize {
         let start = self.starts.map_or(0, |starts| starts[position - self.past] as usize);
         start.max((position + 1).saturating_sub(self.window)).min(position)
     }
 }
 
-/// What a head of a sample reads: its rows of queries, and of the keys and values from the sample's first position on.
+/// The inputs of a head of a sample: its rows of queries, and of the keys and values from the sample's first position on.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) q: Rows<'a>,
     pub(super) k: Rows<'a>,
     pub(super) v: Rows<'a>,
-    pub(super) sight: Sight<'a>,
+    pub(super) mask: CausalMask<'a>,
     /// The factor of `q . k`.
     pub(super) scale: f32,
     /// How much a score falls with every position.
@@ -84,7 +84,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// What one head reads.
+    /// The inputs of one head.
     pub(super) fn head(&self, place: HeadPlace) -> Head<'a> {
         let positions = self.shape.sequences().positions();
         let first = place.sample * positions;
@@ -94,7 +94,7 @@ impl<'a> Inputs<'a> {
             q: place.columns_of(self.q, first, self.shape),
             k: shared(self.k),
             v: shared(self.v),
-            sight: Sight::new(0, self.shape, starts),
+            mask: CausalMask::new(0, self.shape, starts),
             scale: self.shape.scale(),
             slope: self.slopes.map_or(0.0, |slopes| slopes[place.head]),
         }

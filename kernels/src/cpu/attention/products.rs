@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::queries::{QueryLanes, QueryTile, Seen, Sight, VECTORS};
+use super::queries::{QueryLanes, QueryTile, Seen, VECTORS, Visible};
 use crate::cpu::rows::Rows;
 use crate::cpu::simd::{LANES, Lanes, Simd};
 
@@ -200,17 +200,17 @@ impl Weighted<'_> {
         for (held, sums) in held.iter_mut().zip(&*sums) {
             *held = s.load(&sums[vector].0);
         }
-        for (keys, sight) in seen.parts() {
+        for (keys, visible) in seen.parts() {
             for key in keys {
                 let row = &self.rows.row(key)[column..column + R];
                 let weight = s.load(&self.weights[key - self.first_key][vector].0);
-                match sight {
-                    Sight::All => {
+                match visible {
+                    Visible::All => {
                         for (x, held) in row.iter().zip(&mut held) {
                             *held = s.mul_add(s.splat(*x), weight, *held);
                         }
                     }
-                    Sight::Some => {
+                    Visible::Some => {
                         let unseen = self.tile.unseen(s, vector, key);
                         for (x, held) in row.iter().zip(&mut held) {
                             let added = s.mul_add(s.splat(*x), weight, *held);

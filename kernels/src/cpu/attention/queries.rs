@@ -21,25 +21,25 @@ pub(super) type QueryLanes = [Lanes; VECTORS];
 
 pub(super) const NO_LANES: QueryLanes = [Lanes::ZERO; VECTORS];
 
-/// The score of what a query does not see, and what its greatest score begins with.
+/// The score of a masked key, and the initial greatest score of a query.
 pub(super) const LEAST_SCORE: f32 = f32::MIN;
 
-/// The keys that queries of a vector see.
+/// The keys that queries of a vector attend to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// The first that any of them sees.
+    /// The first key that any query attends to.
     pub(super) from: usize,
-    /// The first that all see, and one past the last.
+    /// The first key that all attend to, and one past the last.
     pub(super) full_from: usize,
     pub(super) full_until: usize,
-    /// One past the last that any sees.
+    /// One past the last key that any query attends to.
     pub(super) until: usize,
 }
 
 impl Seen {
     pub(super) const NOTHING: Self = Self { from: 0, full_from: 0, full_until: 0, until: 0 };
 
-    /// What of this lies within `keys`.
+    /// The part of this within `keys`.
     #[inline(always)]
     pub(super) fn within(&self, keys: &Range<usize>) -> Self {
         let (first, last) = (keys.start, keys.end);
@@ -51,20 +51,20 @@ impl Seen {
         }
     }
 
-    /// The keys in order, and which queries see them.
+    /// The keys in order, and whether they need a mask.
     #[inline(always)]
-    pub(super) fn parts(&self) -> [(Range<usize>, Sight); 3] {
+    pub(super) fn parts(&self) -> [(Range<usize>, Visible); 3] {
         [
-            (self.from..self.full_from, Sight::Some),
-            (self.full_from..self.full_until, Sight::All),
-            (self.full_until..self.until, Sight::Some),
+            (self.from..self.full_from, Visible::Some),
+            (self.full_from..self.full_until, Visible::All),
+            (self.full_until..self.until, Visible::Some),
         ]
     }
 }
 
-/// Which queries of a vector see a key.
+/// Whether all queries of a vector attend to a key, or some, so that scores need a mask.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Sight {
+pub(super) enum Visible {
     All,
     Some,
 }
@@ -72,22 +72,22 @@ pub(super) enum Sight {
 /// Up to [`QUERIES`] queries of one head that follow each other.
 #[derive(Clone, Debug)]
 pub(super) struct QueryTile {
-    /// The position of the first.
+    /// The position of the first query.
     pub(super) first: usize,
-    /// How many there are; the lanes after them repeat what the last sees, and their results are not read.
+    /// The number of queries; the lanes after them repeat the last query's keys, and their results are not read.
     pub(super) count: usize,
-    /// Vectors that hold them.
+    /// Vectors that hold the queries.
     pub(super) vectors: usize,
     pub(super) seen: [Seen; VECTORS],
-    /// The first key that each query sees.
+    /// The first key that each query attends to.
     first_seen: [u32; QUERIES],
-    /// Positions, and the first keys that are seen, as numbers.
+    /// The positions and `first_seen` as floating-point numbers.
     positions: QueryLanes,
     first_keys: QueryLanes,
 }
 
 impl QueryTile {
-    /// `count` queries from position `first`; `first_seen` is the first key that a query at a position sees.
+    /// `count` queries from position `first`; `first_seen` is the first key that a query at a position attends to.
     pub(super) fn new(first: usize, count: usize, first_seen: impl Fn(usize) -> usize) -> Self {
         let vectors = count.div_ceil(LANES);
         let mut seen = [Seen::NOTHING; VECTORS];
@@ -282,11 +282,11 @@ impl Softmax {
             }
             let before = s.load(&self.greatest[vector].0);
             let mut greatest = before;
-            for (part, sight) in seen.parts() {
+            for (part, visible) in seen.parts() {
                 for key in part {
                     let score = &mut scores[key - keys.start][vector].0;
                     let mut biased = tile.biased(s, s.load(score), slope, vector, key);
-                    if sight == Sight::Some {
+                    if visible == Visible::Some {
                         let unseen = tile.unseen(s, vector, key);
                         biased = s.select_by_sign(unseen, biased, s.splat(LEAST_SCORE));
                     }
@@ -296,10 +296,10 @@ impl Softmax {
             }
             let [shrink] = exp2_each(s, [s.sub(before, greatest)]);
             let mut sum = s.mul(s.load(&self.sum[vector].0), shrink);
-            for (part, sight) in seen.parts() {
+            for (part, visible) in seen.parts() {
                 let scores = &mut scores[part.start - keys.start..part.end - keys.start];
-                match sight {
-                    Sight::All => {
+                match visible {
+                    Visible::All => {
                         for group in scores.chunks_mut(GROUP) {
                             if group.len() == GROUP {
                                 sum = add_powers::<S, GROUP>(s, group, vector, greatest, sum);
@@ -310,7 +310,7 @@ impl Softmax {
                             }
                         }
                     }
-                    Sight::Some => {
+                    Visible::Some => {
                         for (key, score) in part.zip(scores) {
                             let [power] = exp2_each(s, [s.sub(s.load(&score[vector].0), greatest)]);
                             let unseen = tile.unseen(s, vector, key);

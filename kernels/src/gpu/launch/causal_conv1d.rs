@@ -49,7 +49,7 @@ struct Forward {
     channels: u32,
     width: u32,
     samples: u32,
-    beginnings: Address,
+    start_bits: Address,
 }
 
 /// Positions that a thread walks of a piece.
@@ -90,7 +90,7 @@ struct Backward {
     positions: u32,
     channels: u32,
     width: u32,
-    beginnings: Address,
+    start_bits: Address,
 }
 
 /// `CausalConv1dSumPartials` of causal_conv1d_backward.cu.
@@ -222,7 +222,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         const KERNEL: &str = "causal_conv1d_silu_forward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        let beginnings = self.document_beginnings(stream, KERNEL, starts, shape.sequences())?;
+        let start_bits = self.document_start_bits(stream, KERNEL, starts, shape.sequences())?;
         let arguments = Forward {
             out_stride: stride32(KERNEL, row_stride_mut(KERNEL, "out", &out, rows, channels)?)?,
             x_stride: stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
@@ -234,14 +234,14 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
             channels: size32(KERNEL, "channels", channels)?,
             width: shape.width() as u32,
             samples: size32(KERNEL, "samples", shape.sequences().samples())?,
-            beginnings: beginnings.address(),
+            start_bits: start_bits.address(),
         };
-        let kernels = beginnings.choose(&FORWARD, &FORWARD_DOCUMENTS);
+        let kernels = start_bits.choose(&FORWARD, &FORWARD_DOCUMENTS);
         let of =
             Blocks { wide_channels: FORWARD_WIDE_CHANNELS, tile_positions: FORWARD_TILE_POSITIONS };
         let operands = [(arguments.out, arguments.out_stride), (arguments.x, arguments.x_stride)];
         let variant = Variant::new::<P::Activation>(KERNEL, kernels, of, shape, &operands)?;
-        // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter; the beginnings are this shape's.
+        // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter; the start bits are this shape's.
         unsafe { self.launch(stream, variant.source, variant.name, variant.launch, arguments) }
     }
 
@@ -260,7 +260,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         let (rows, channels, width) = (shape.sequences().rows(), shape.channels(), shape.width());
         let grains = shape.grains().grains();
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        let beginnings = self.document_beginnings(stream, KERNEL, starts, shape.sequences())?;
+        let start_bits = self.document_start_bits(stream, KERNEL, starts, shape.sequences())?;
         exactly_mut(KERNEL, "dweight", &dweight, grains * channels * width)?;
         if let Some(dbias) = &dbias {
             exactly_mut(KERNEL, "dbias", dbias, grains * channels)?;
@@ -270,7 +270,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
             stride32(KERNEL, row_stride(KERNEL, "dout", &dout, rows, channels)?)?,
             stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
         ];
-        let kernels = beginnings.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
+        let kernels = start_bits.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
         let of = Blocks {
             wide_channels: BACKWARD_WIDE_BYTES / size_of::<P::Activation>(),
             tile_positions: BACKWARD_TILE_POSITIONS,
@@ -294,7 +294,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
             positions: size32(KERNEL, "positions", shape.sequences().positions())?,
             channels: size32(KERNEL, "channels", channels)?,
             width: width as u32,
-            beginnings: beginnings.address(),
+            start_bits: start_bits.address(),
         };
         // SAFETY: as in forward; the scratch memory holds a sum for each tile and tap.
         unsafe { self.launch(stream, source, name, launch, arguments) }?;

@@ -21,21 +21,21 @@ const WORD_POSITIONS: usize = 32;
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// `DocumentBeginnings` of `documents.cu`.
+/// `DocumentStartBits` of `documents.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct DocumentBeginnings {
-    beginnings: Address,
+struct DocumentStartBits {
+    start_bits: Address,
     starts: Address,
     positions: u32,
     words: u32,
 }
 
-/// `beginnings[b, ceil(t / 32)]`, or one document a sample.
+/// `start_bits[b, ceil(t / 32)]`, or one document a sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beginnings(Option<Address>);
+pub(super) struct StartBits(Option<Address>);
 
-impl Beginnings {
+impl StartBits {
     /// What a kernel is given.
     pub(super) fn address(self) -> Address {
         self.0.unwrap_or(Address::NULL)
@@ -49,28 +49,28 @@ impl Beginnings {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Where `kernel` reads that documents begin, in scratch memory of its own.
-    pub(super) fn document_beginnings(
+    pub(super) fn document_start_bits(
         &self,
         stream: &mut GpuStream<D>,
         kernel: KernelName,
         starts: Option<Slice<'_, Self, u32>>,
         sequences: SequenceShape,
-    ) -> Result<Beginnings> {
-        let Some(starts) = starts else { return Ok(Beginnings(None)) };
+    ) -> Result<StartBits> {
+        let Some(starts) = starts else { return Ok(StartBits(None)) };
         let [_, positions, rows] = sequences32(kernel, sequences)?;
         exactly(kernel, "starts", &starts, rows as usize)?;
         let words = sequences.samples() * sequences.positions().div_ceil(WORD_POSITIONS);
         let bytes = words * size_of::<u32>();
-        let beginnings = stream.scratch(self.driver(), ScratchSlot::Documents, bytes)?;
-        let arguments = DocumentBeginnings {
-            beginnings,
+        let start_bits = stream.scratch(self.driver(), ScratchSlot::Documents, bytes)?;
+        let arguments = DocumentStartBits {
+            start_bits,
             starts: starts.address(),
             positions,
             words: size32(kernel, "words", words)?,
         };
         let launch = blocks(kernel, words.div_ceil(THREADS as usize), THREADS)?;
         // SAFETY: there is a start for each row, and a word of scratch memory for each thread that writes one.
-        unsafe { self.launch(stream, &DOCUMENTS, "document_beginnings", launch, arguments) }?;
-        Ok(Beginnings(Some(beginnings)))
+        unsafe { self.launch(stream, &DOCUMENTS, "document_start_bits", launch, arguments) }?;
+        Ok(StartBits(Some(start_bits)))
     }
 }

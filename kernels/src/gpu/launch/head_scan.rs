@@ -153,7 +153,7 @@ pub(super) struct Inputs {
     delta_bias: Address,
     a_log: Address,
     d: Address,
-    pub(super) beginnings: Address,
+    pub(super) start_bits: Address,
     least: f32,
     most: f32,
     positions: u32,
@@ -263,7 +263,7 @@ impl Plan {
             delta_bias: delta_bias.address(),
             a_log: a_log.address(),
             d: d.address(),
-            beginnings: Address::NULL,
+            start_bits: Address::NULL,
             least: delta_limits.least(),
             most: delta_limits.most(),
             positions,
@@ -313,16 +313,16 @@ impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
         let plan = self.head_scan_plan("head_scan_forward", shape);
         let (out, out_stride) = plan.out(&out)?;
         let checked = plan.inputs(&inputs)?.beside(out, out_stride);
-        let beginnings =
-            self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
-        let inputs = Inputs { beginnings: beginnings.address(), ..checked };
+        let start_bits =
+            self.document_start_bits(stream, plan.kernel, inputs.starts, shape.sequences())?;
+        let inputs = Inputs { start_bits: start_bits.address(), ..checked };
         let pairs = stream.scratch(self.driver(), ScratchSlot::First, plan.group_pairs_bytes())?;
         self.head_scan_pairs(stream, &plan, pairs, inputs)?;
         let arguments = ForwardArguments { out, out_stride, pairs, inputs };
         let parts = shape.head_width().div_ceil(plan.sizes.channels);
         let all = shape.sequences().samples() * shape.heads() * parts;
         let launch = plan.launch(all, plan.sizes.forward_bytes())?;
-        // SAFETY: `Plan` has checked all rows and slices against the shape, and the beginnings are this shape's.
+        // SAFETY: `Plan` has checked all rows and slices against the shape, and the start bits are this shape's.
         unsafe { self.launch(stream, plan.class.forward(), "head_scan_forward", launch, arguments) }
     }
 

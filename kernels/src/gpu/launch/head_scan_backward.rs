@@ -135,8 +135,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             stride,
         };
         let mut checked = plan.inputs(&inputs)?.beside(dout.address(), dout_stride);
-        checked.beginnings =
-            self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?.address();
+        checked.start_bits =
+            self.document_start_bits(stream, kernel, inputs.starts, shape.sequences())?.address();
         let of_pairs = [(dprojected.address(), projected_stride), (dxbc.address(), xbc_stride)]
             .map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
         let of_two = Access::of(2 * size_of::<P::Activation>() as u64, &of_pairs);
@@ -172,7 +172,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         ];
         for (walk, first) in walks {
             // SAFETY: all rows and slices were checked against the shape, scratch memory has the sizes of `Scratch`, and the
-            // beginnings are this shape's.
+            // start bits are this shape's.
             unsafe { self.launch(stream, plan.class.backward(), walk, launch, arguments) }?;
             let to = column(dxbc.address(), width + first, xbc_stride);
             self.sum_heads(stream, &plan, to, shares)?;

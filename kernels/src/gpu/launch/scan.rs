@@ -14,7 +14,7 @@ use crate::backend::{
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
-use crate::gpu::launch::scan_turns::{Cut, Room, Turns};
+use crate::gpu::launch::scan_work::{Cut, Room, WorkItems};
 use crate::gpu::launch::sizes;
 use crate::gpu::launch::{
     KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
@@ -70,12 +70,12 @@ struct ForwardArguments {
     delta_bias: Address,
     a_log: Address,
     d: Address,
-    turns: Turns,
+    work: WorkItems,
     positions: u32,
     channels: u32,
     states: u32,
     lanes: u32,
-    beginnings: Address,
+    start_bits: Address,
 }
 
 /// `PackArguments` of `scan_sums.cu`.
@@ -366,15 +366,15 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
         exactly_mut(plan.kernel, "saved", &saved, self.selective_scan_saved_elements(shape))?;
         let mut rows = CheckedRows::new(plan);
         let out = rows.write("out", &out)?;
-        let beginnings =
-            self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
+        let start_bits =
+            self.document_start_bits(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = rows.inputs(&inputs)?;
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
         let device = self.driver().properties();
         let shared_bytes = forward_shared_bytes(device.warp, size_of::<P::Activation>());
         let room = Room::new(device, shared_bytes, FORWARD_BLOCKS_BY_REGISTERS);
         let cut = Cut::forward(shape, room);
-        let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
+        let (packed_bc, work) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let arguments = ForwardArguments {
             out,
             checkpoints,
@@ -387,23 +387,23 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
             delta_bias: inputs.delta_bias,
             a_log: inputs.a_log,
             d: inputs.d,
-            turns,
+            work,
             positions: plan.positions,
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
-            beginnings: beginnings.address(),
+            start_bits: start_bits.address(),
         };
-        let kernels = beginnings.choose(&FORWARD, &FORWARD_DOCUMENTS);
+        let kernels = start_bits.choose(&FORWARD, &FORWARD_DOCUMENTS);
         let (source, name) = kernels.of(&plan, rows.aligned);
         if plan.way == Way::Any {
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(plan.slots());
             let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
-            // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size; the beginnings are this shape's.
+            // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size; the start bits are this shape's.
             return unsafe { self.launch(stream, source, name, launch, arguments) };
         }
         let launch = plan.launch(cut.forward_blocks(room), shared_bytes)?;
-        // SAFETY: as above; B and C were packed, and turns counted, for this shape.
+        // SAFETY: as above; B and C were packed, and work items counted, for this shape.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 }
@@ -436,7 +436,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         })
     }
 
-    /// B and C as the kernels for sixteen states read them, and where `cut` keeps count of its turns, in the first scratch
+    /// B and C as the kernels for sixteen states read them, and the counters of `cut`'s work items, in the first scratch
     /// slot.
     pub(super) fn pack_bc(
         &self,
@@ -444,9 +444,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         bc: Rows,
         plan: &Plan,
         cut: Cut,
-    ) -> Result<(Address, Turns)> {
+    ) -> Result<(Address, WorkItems)> {
         if plan.way == Way::Any {
-            return Ok((Address::NULL, Turns::NONE));
+            return Ok((Address::NULL, WorkItems::NONE));
         }
         let rows = packed_rows(plan.shape);
         let bytes = packed_bytes(plan.shape);
@@ -469,6 +469,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe {
             self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)
         }?;
-        Ok((packed, cut.turns(plan.kernel, words)?))
+        Ok((packed, cut.work_items(plan.kernel, words)?))
     }
 }

@@ -10,7 +10,7 @@ use crate::gpu::launch::scan::{
     BACKWARD_BLOCKS_BY_REGISTERS, BLOCK_CHANNELS, CheckedRows, Kernels, Plan, Rows, Saved, Way,
     backward_shared_bytes, count, packed_bytes,
 };
-use crate::gpu::launch::scan_turns::{Cut, Room, Turns};
+use crate::gpu::launch::scan_work::{Cut, Room, WorkItems};
 use crate::gpu::launch::{KernelName, exactly, exactly_mut};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{
@@ -41,12 +41,12 @@ struct BackwardArguments {
     delta_bias: Address,
     a_log: Address,
     d: Address,
-    turns: Turns,
+    work: WorkItems,
     positions: u32,
     channels: u32,
     states: u32,
     lanes: u32,
-    beginnings: Address,
+    start_bits: Address,
 }
 
 static BACKWARD: Kernels = Kernels {
@@ -131,8 +131,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             None => Rows::NONE,
         };
         let dout = rows.read("dout", &dout)?;
-        let beginnings =
-            self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?;
+        let start_bits =
+            self.document_start_bits(stream, kernel, inputs.starts, shape.sequences())?;
         let inputs = rows.inputs(&inputs)?;
 
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
@@ -141,7 +141,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let shared_bytes = backward_shared_bytes(device.warp, size_of::<P::Activation>());
         let room = Room::new(device, shared_bytes, BACKWARD_BLOCKS_BY_REGISTERS);
         let cut = Cut::backward(shape, room);
-        let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
+        let (packed_bc, work) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let partial_dbc = stream.scratch(self.driver(), ScratchSlot::Second, dbc_bytes)?;
         let third_bytes = parameter_bytes + cut.carried_bytes();
         let carried = stream.scratch(self.driver(), ScratchSlot::Third, third_bytes)?;
@@ -165,14 +165,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             delta_bias: inputs.delta_bias,
             a_log: inputs.a_log,
             d: inputs.d,
-            turns,
+            work,
             positions: plan.positions,
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
-            beginnings: beginnings.address(),
+            start_bits: start_bits.address(),
         };
-        let kernels = beginnings.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
+        let kernels = start_bits.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
         self.walk_back(stream, &plan, kernels.of(&plan, rows.aligned), cut, arguments)?;
         self.sum_dbc(stream, &plan, dbc, partial_dbc)?;
         let sums = SumSamplesArguments {
@@ -205,12 +205,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
             let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
             // SAFETY: `CheckedRows` has checked all rows, and scratch memory has the sizes of `partial_bytes`; the
-            // beginnings are this shape's.
+            // start bits are this shape's.
             return unsafe { self.launch(stream, source, name, launch, arguments) };
         }
         let shared_bytes = backward_shared_bytes(warp, size_of::<P::Activation>());
-        let launch = plan.launch(cut.turn_count(), shared_bytes)?;
-        // SAFETY: as above; `Cut` counts what turns hand on.
+        let launch = plan.launch(cut.item_count(), shared_bytes)?;
+        // SAFETY: as above; `Cut` counts the values that segments hand on.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 

@@ -47,7 +47,7 @@ impl Selection {
     }
 }
 
-/// The value with the keys of its objects in byte order, and without those that are null: the order in which
+/// The value with the keys of its objects in byte order, and without null values: the order in which
 /// a map gives them depends on how the JSON library was built, and a rule that is off is as good as none.
 fn sorted(value: Value) -> Value {
     match value {

@@ -32,7 +32,7 @@ pub(crate) fn fingerprint_of(name: &str) -> Option<ContentHash> {
 /// written last to the oldest. One that has no versions has none.
 ///
 /// # Errors
-/// Those of reading an index, and of the store.
+/// The errors of reading an index, and of the store.
 pub fn versions(location: &Location, settings: &StoreSettings) -> Result<Vec<Version>, DataError> {
     match location.local() {
         Some(folder) => versions_in_folder(folder),

@@ -137,7 +137,7 @@ fn in_parallel<T: Send>(
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    // Entries behind a failure are not looked at.
+                    // Entries after a failure are ignored.
                     if at >= entries.len() || at > failed_at.load(Ordering::Relaxed) {
                         break;
                     }

@@ -1,6 +1,6 @@
 //! Which documents of a file or part enter the stream: lists, filters and duplicates one after the other.
 //!
-//! What is left out by a list or filter is looked at by nothing behind it: it is no rule's count, and no
+//! A document that a list or filter leaves out reaches no later rule: it is no rule's count, and no
 //! document is a copy of it.
 
 use std::{borrow::Cow, path::Path};
@@ -25,12 +25,12 @@ use crate::prepare::{
 pub(crate) enum Pass<'a> {
     /// Signatures are made of them, and nothing else.
     Sign(Dedup),
-    /// They are tokenized: all of them, or those that are kept by verdicts of a first pass.
+    /// Documents are tokenized: all, or the ones kept by the verdicts of a first pass.
     Tokenize(Option<&'a Verdicts>),
     /// Records are made of them, and nothing else, with signatures for this; what is known of a text is not
     /// found out again.
     Record(Dedup, &'a Known),
-    /// Those that are wanted are tokenized, each by itself.
+    /// Wanted documents are tokenized, each by itself.
     Fetch(&'a Wanted),
     /// Their texts are shown, and nothing else.
     Visit(Visitor<'a>),
@@ -107,7 +107,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// What of a text, which is not empty, is to be tokenized; nothing in a pass that signs or records.
+    /// The part to tokenize of a text that is not empty; nothing in a pass that signs or records.
     ///
     /// # Errors
     /// [`PrepareError::OtherText`] where another is wanted.
@@ -220,7 +220,7 @@ impl<'a> Admission<'a> {
         self.rules.reporting == Reporting::Files
     }
 
-    /// Counts a document that is in the stream with so many tokens, by its text as it was read.
+    /// Counts a document of the stream with its number of tokens, by its text as it was read.
     pub(crate) fn keep(&mut self, at: (&Path, Option<Place>), text: &str, tokens: usize) {
         // What is fetched or shown is counted elsewhere.
         if let Pass::Tokenize(_) = self.rules.pass {

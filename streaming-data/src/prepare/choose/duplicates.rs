@@ -4,7 +4,7 @@
 //! and for near copies 14 more, of which two texts share one the more likely the more runs of words they have
 //! in common. **A document is kept if it is the first in each of its buckets.** So of two that share a bucket
 //! never both are kept, what is kept is a function of the documents and their order alone, and documents that
-//! are appended behind all others change no verdict of those. (Connected groups of documents would have
+//! are appended after all others change no verdict of the others. (Connected groups of documents would have
 //! another rule: there, a late document joins two that were apart, and either falls.)
 //!
 //! Two passes over the inputs: the first makes a signature of each document that filters and lists leave, and
@@ -51,12 +51,12 @@ pub enum Dedup {
     /// None.
     #[default]
     None,
-    /// Those whose text is the same, byte for byte.
+    /// Documents whose text is the same, byte for byte.
     Exact,
-    /// Those whose words are the same in their order: letters in whatever case, any digits for others, and
+    /// Documents whose words are the same in the same order: letters in whatever case, any digits for others, and
     /// whatever stands between words.
     ExactWords,
-    /// Those, and those that have most runs of five words in common: of pairs with a similarity (Jaccard's) of
+    /// These, and documents that have most runs of five words in common: of pairs with a similarity (Jaccard's) of
     /// 0.5 it finds 5 %, of 0.75 77 %, of 0.85 99 %.
     Near,
 }
@@ -91,8 +91,8 @@ impl Default for DedupSettings {
 /// How many documents were left out because there are others like them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DedupReport {
-    /// Those whose text, or words, stood before.
+    /// Documents whose text, or words, occurred before.
     pub copies: u64,
-    /// Those that are nearly another, and no copies.
+    /// Near copies of another document that are not copies.
     pub near_copies: u64,
 }

@@ -1,10 +1,10 @@
 //! Lists of documents that are left out, because their authors want it say.
 //!
-//! A list is a text file with a key a line; empty lines and those that begin with `#` are none. A key is
+//! A list is a text file with a key a line; empty lines and lines that begin with `#` are ignored. A key is
 //!
 //! - the path of an input, as it is reached: all documents in it;
 //! - such a path, a tab, and the number of a line (from 1), row or sample (from 0), as messages have it;
-//! - `xxh3-128:` and 32 digits: every document of this text, wherever it stands and whatever its place.
+//! - `xxh3-128:` and 32 digits: every document of this text, in any input and at any place.
 //!
 //! A key that no document has is told of: a list that does nothing must not look as if it did.
 
@@ -31,7 +31,7 @@ pub(crate) struct Exclusions {
     identity: Option<(ContentHash, u64)>,
 }
 
-/// What of an input is left out.
+/// The excluded documents of an input.
 #[derive(Debug, Default)]
 struct Excluded {
     whole: Option<AtomicBool>,

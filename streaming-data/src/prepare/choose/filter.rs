@@ -71,7 +71,7 @@ impl Rule {
     }
 }
 
-/// A name that lives as long as the process, as those of its own rules do; none where there are too many.
+/// A name that lives as long as the process, like the names of its own rules; none if there are too many.
 fn kept(name: &str) -> Option<&'static str> {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

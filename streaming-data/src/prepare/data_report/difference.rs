@@ -1,8 +1,8 @@
 //! The changes of an update: two versions side by side, record by record.
 //!
-//! Of an input, documents of the same text are the same document, wherever in it they stand; of several with the same text the first
-//! is the first again, and so on. As many documents as are replaced in an input count as changed, and only those beyond as added or
-//! removed. An input that was renamed is one that is removed and one that is added.
+//! Documents of an input with the same text are the same document at any place; of several with the same text the first
+//! matches the first, and so on. As many documents as are replaced in an input count as changed, and only the others as added or
+//! removed. A renamed input counts as removed and added.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -252,7 +252,7 @@ impl OfInput {
 
     fn end(self, comparison: &mut Comparison) {
         let [mut old, mut new] = self.waiting;
-        // Those of the same text stay in their order.
+        // Documents of the same text stay in order.
         old.sort_by_key(|judgement| judgement.0);
         new.sort_by_key(|judgement| judgement.0);
         let (mut old, mut new) = (old.into_iter().peekable(), new.into_iter().peekable());

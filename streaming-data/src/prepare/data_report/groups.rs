@@ -75,7 +75,7 @@ impl Groups {
         self.parents.into_iter().filter(|(document, parent)| document != parent)
     }
 
-    /// As a report has them, where so many documents were compared.
+    /// The groups for a report, when `compared` documents were compared.
     pub(crate) fn report(mut self, compared: u64) -> DuplicateGroups {
         let documents: Vec<u64> = self.parents.keys().copied().collect();
         let mut sizes: HashMap<u64, u64> = HashMap::new();

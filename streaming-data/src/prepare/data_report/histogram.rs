@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes up to 2^63 have a bucket each; those beyond share the last.
+/// A bucket for each power of two below 2^64.
 const BUCKETS: usize = 64;
 
 /// Counts by size, while they grow. The bucket `b` holds sizes from 2^b to 2^(b+1) - 1, and the first holds 0 too.
@@ -22,7 +22,7 @@ pub struct Histogram {
     pub total: u64,
     /// The largest size.
     pub largest: u64,
-    /// From the first bucket that holds anything to the last, those between that hold nothing included.
+    /// From the first nonempty bucket to the last, with the empty buckets between them.
     pub buckets: Vec<Bucket>,
 }
 
@@ -38,7 +38,7 @@ pub struct Bucket {
 }
 
 impl Counts {
-    /// So many more things of a size.
+    /// Counts `count` more items of a size.
     pub(crate) fn add(&mut self, size: u64, count: u64) {
         if count == 0 {
             return;
@@ -52,7 +52,7 @@ impl Counts {
         self.largest = self.largest.max(size);
     }
 
-    /// Those that were counted elsewhere too.
+    /// Adds the counts of another histogram.
     pub(crate) fn merge(&mut self, other: &Counts) {
         if self.buckets.len() < other.buckets.len() {
             self.buckets.resize(other.buckets.len(), 0);

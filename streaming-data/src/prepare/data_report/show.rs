@@ -1,5 +1,5 @@
 //! Reading examples: of a data set that can be kept up to date, which documents are shown is known once records say what
-//! became of all, and most of those that are left out are not read again for anything else.
+//! became of all, and most documents that are left out are not read again for anything else.
 //!
 //! What the report of the version before shows need not be read, so that an update reads no input for its report but where
 //! another document comes to be one of the first.
@@ -28,12 +28,12 @@ use crate::{
 /// Places and hashes of documents of an input, and what they begin with, once that is known.
 type Wanted = BTreeMap<u64, (u128, Option<Excerpt>)>;
 
-/// Gives all examples their texts: those of a report where it has them, or of the inputs, each read as far as its last
+/// Gives all examples their texts, from a report if it has them, or else from the inputs, each read as far as its last
 /// example. `go_on` is asked between parts.
 ///
 /// # Errors
-/// [`PrepareError::OtherText`] where a document is not what it was when it was recorded, [`PrepareError::InputChanged`] where it
-/// is gone, and those of reading and of `go_on`.
+/// [`PrepareError::OtherText`] if a document differs from the recorded one, [`PrepareError::InputChanged`] if it
+/// is gone, and the errors of reading and of `go_on`.
 pub(crate) fn show(
     work: &Work<'_>,
     tally: &mut Tally,

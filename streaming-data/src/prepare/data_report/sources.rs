@@ -27,7 +27,7 @@ pub struct Source {
     pub inputs: u64,
     /// Documents in them, kept or not.
     pub documents: u64,
-    /// Those in the stream.
+    /// Documents in the stream.
     pub kept: u64,
     /// Tokens of these.
     pub tokens: u64,
@@ -42,14 +42,14 @@ pub struct OtherSources {
     pub inputs: u64,
     /// Documents in these.
     pub documents: u64,
-    /// Those in the stream.
+    /// Documents in the stream.
     pub kept: u64,
     /// Tokens of these.
     pub tokens: u64,
 }
 
 /// The sources of inputs with these paths and counts. Inputs are listed by themselves where there are at most [`SOURCES`];
-/// else they are put together by folders, as deep as there are not more of those, or as shallow as tells any two apart.
+/// otherwise by folders, of the greatest depth with at most as many folders, or of the least depth that separates any two.
 pub(crate) fn sources(inputs: &[(String, OfInput)]) -> Sources {
     let depth = inputs.iter().map(|(path, _)| path.matches('/').count()).max().unwrap_or(0);
     let mut groups = grouped(inputs, usize::MAX);

@@ -177,7 +177,7 @@ impl Tally {
             let is_full = own.examples.len() == EXAMPLES;
             let is_wanted = |example: &&Example| !is_full || example.input < last;
             own.examples.extend(other.examples.iter().filter(is_wanted).cloned());
-            // Those of an input stay in their order.
+            // Examples of an input stay in order.
             own.examples.sort_by_key(|example| example.input);
             own.examples.truncate(EXAMPLES);
         }
@@ -209,7 +209,7 @@ impl Tally {
         verdicts.iter().map(documents).fold(0, u64::saturating_add)
     }
 
-    /// Whether all its inputs are among so many.
+    /// Whether all its inputs are among the first `inputs`.
     pub(crate) fn is_of_inputs(&self, inputs: usize) -> bool {
         let examples = self.verdicts.values().flat_map(|of| &of.examples);
         let numbers = examples.map(|example| example.input).chain(self.inputs.keys().copied());

@@ -11,7 +11,7 @@
 //!
 //! A file is an input once, however many paths lead to it (inputs given twice or inside one
 //! another, symbolic links): the smallest of the paths counts. A folder is walked once per input:
-//! first everything that is reached without a symbolic link to a folder, then the folders behind
+//! first everything that is reached without a symbolic link to a folder, then the folders reached through
 //! such links in order of their paths, so that a circle of links ends and a real path is never
 //! hidden by a link to it.
 
@@ -110,7 +110,7 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
 }
 
 impl FoundInputs {
-    /// Leaves out what is below a folder: a data set that lies in an input is none itself.
+    /// Leaves out the files below a folder: a data set inside an input is not an input.
     pub(crate) fn leave_out(&mut self, folder: &Path, inputs: &[PathBuf]) {
         let Ok(folder) = fs::canonicalize(folder) else { return };
         let holds =
@@ -238,7 +238,7 @@ impl Search {
     }
 
     /// Takes the files of one folder that was not walked yet; returns the folders in it, and
-    /// appends those behind symbolic links to `linked`.
+    /// appends folders reached through symbolic links to `linked`.
     fn list(
         &mut self,
         input: &Path,
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(all, ["B.txt", "a-/x.txt", "a.b/x.txt", "a/z.txt", "z.txt", "é.txt"]);
         assert_eq!(found(folder.path(), &[""], "*.txt").0, ["B.txt", "z.txt", "é.txt"]);
         assert_eq!(found(folder.path(), &["a"], "z.*").0, ["a/z.txt"], "relative to the input");
-        // A file that is named is taken whatever it is called, and only once.
+        // A file that is given by its path is taken regardless of the glob, and only once.
         let (named, duplicates) = found(folder.path(), &["no", "a", "a", "a/z.txt"], "**/*.txt");
         assert_eq!(named, ["a/z.txt", "no"]);
         assert_eq!(duplicates, 2);

@@ -1,6 +1,6 @@
 //! JSON lines: a document a line, its text at a key of the object that the line is.
 //!
-//! The reader only looks for ends of lines; what a line holds is found out with the part. Lines of
+//! The reader only looks for ends of lines; lines are parsed with the part. Lines of
 //! nothing but white space are no documents and no fault.
 
 use std::{
@@ -68,7 +68,7 @@ impl JsonLines {
         })
     }
 
-    /// Reads some bytes behind those that are pending; none at the end.
+    /// Appends some bytes to the pending bytes; none at the end.
     fn read_chunk(&mut self) -> io::Result<usize> {
         let before = self.pending.len();
         self.pending.resize(before + CHUNK_BYTES, 0);

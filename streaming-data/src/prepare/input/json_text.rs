@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use crate::prepare::input::skip::BrokenReason;
 
 /// The text at `key` of the object that `line` is. Dots go into nested objects; where a key itself
-/// has dots, the longest that is there counts, and of equal keys the last.
+/// has dots, the longest existing key counts, and of equal keys the last.
 ///
 /// # Errors
 /// [`BrokenReason`] for a line that is not JSON, no object, or has no text there.
@@ -135,7 +135,7 @@ struct Key<'k> {
     wanted: &'k str,
 }
 
-/// A key with which the wanted one begins, and what of that is behind it.
+/// A key that is a prefix of the wanted one, and the rest of the wanted one.
 struct KeyMatch<'k> {
     key_bytes: usize,
     rest: Option<&'k str>,

@@ -44,7 +44,7 @@ pub(crate) struct MdsReader {
     set: Arc<MdsSet>,
     /// Tokens of each sample, where they are tokens.
     row_tokens: usize,
-    /// The shard at hand.
+    /// The current shard.
     shard: usize,
     open: Option<OpenShard>,
     /// Bytes of the files of shards before that one.

@@ -3,7 +3,7 @@
 //! The column is read as its values, page by page, and not as Arrow arrays: so it does not matter
 //! which of Arrow's kinds of strings a writer had (small, large, views, dictionaries), a value that
 //! is not UTF-8 costs one row instead of the rest of the file, and a part ends where its texts are
-//! large enough, however many rows a row group has. In memory are the page at hand, the dictionary of
+//! large enough, however many rows a row group has. In memory are the current page, the dictionary of
 //! its row group, and the part.
 
 use std::{
@@ -55,11 +55,11 @@ pub(crate) struct TextColumn {
     leaf: usize,
     /// Values with a lower level are nulls.
     defined: i16,
-    /// The row group at hand.
+    /// The current row group.
     group: usize,
     /// Its column, once it was begun, and its rows that were not read.
     column: Option<(ColumnReaderImpl<ByteArrayType>, u64)>,
-    /// The value at hand, and its level.
+    /// The current value, and its level.
     value: Vec<ByteArray>,
     level: Vec<i16>,
     /// The next row of the file.
@@ -192,8 +192,8 @@ fn guarded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, Parqu
     })
 }
 
-/// Which leaf is the column of strings, or what there is in its place. A name with dots is first
-/// that of a column, then the way to a nested one.
+/// The leaf that is the column of strings, or a description of the columns found instead. A name with dots is first
+/// the name of a column, then the path to a nested one.
 fn find_column(schema: &SchemaDescriptor, key: &str) -> Result<usize, String> {
     let leaves = schema.columns();
     let is_named = |leaf: &ColumnDescriptor| leaf.path().parts() == [key];

@@ -100,7 +100,7 @@ pub enum SkipReason {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// One of several processes that prepare together found out why; where there are several, all reasons are told so.
+    /// The reason as found by one of several processes that prepare together; with several processes, all reasons are passed on so.
     #[error("{words}")]
     Told {
         /// The reason with its causes.
@@ -144,7 +144,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A line, row or sample that should be a document and is none.
+/// A line, row or sample that is not a valid document.
 #[derive(Debug, Clone)]
 pub struct BrokenDocument {
     /// The file.
@@ -206,7 +206,7 @@ pub enum BrokenReason {
         /// The limit.
         limit_bytes: u64,
     },
-    /// One of several processes that prepare together found out what; where there are several, all of it is told so.
+    /// The fault as found by one of several processes that prepare together; with several processes, all faults are passed on so.
     #[error("{words}")]
     Told {
         /// The fault.
@@ -232,12 +232,12 @@ impl Broken {
         }
     }
 
-    /// Those that come behind.
+    /// Appends the broken documents of a later part.
     pub(crate) fn append(&mut self, later: Broken) {
         self.take(later.count, later.named);
     }
 
-    /// So many that come behind, with the first of them.
+    /// Appends `count` broken documents, of which the first are named.
     pub(crate) fn take(&mut self, count: u64, named: Vec<BrokenDocument>) {
         self.count += count;
         let room = NAMED_BROKEN - self.named.len();

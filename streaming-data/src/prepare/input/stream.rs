@@ -38,7 +38,7 @@ pub(crate) struct Stream {
     count: ReadCount,
 }
 
-/// How far a file was read, for a thread beside the one that reads it.
+/// How far a file was read, for another thread than the reading one.
 #[derive(Clone, Default)]
 pub(crate) struct ReadCount(Arc<AtomicU64>);
 

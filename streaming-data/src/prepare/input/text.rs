@@ -2,7 +2,7 @@
 //!
 //! A document that is not UTF-8 is skipped whole, and a large one is not held in memory: so it is
 //! checked before its first token is made, and both passes read it in pieces, on any thread and in
-//! any order. A piece begins and ends at the first character boundary at or behind its nominal
+//! any order. A piece begins and ends at the first character boundary at or after its nominal
 //! ends: both neighbours apply the one rule to the same three bytes, so that every byte belongs to
 //! exactly one piece, and the document is UTF-8 if and only if every piece is.
 
@@ -14,7 +14,7 @@ use std::{
 
 use super::skip::SkipReason;
 
-/// A character of UTF-8 has at most this many bytes behind its first.
+/// A character of UTF-8 has at most this many bytes after its first.
 const MAX_CONTINUATION_BYTES: u64 = 3;
 
 /// Reads a whole document.

@@ -1,4 +1,4 @@
-//! Values of a column one behind the other, as parts of Parquet and MDS carry them.
+//! Consecutive values of a column, as parts of Parquet and MDS carry them.
 
 use super::{Documents, Entry, Limits, Take};
 use crate::prepare::{

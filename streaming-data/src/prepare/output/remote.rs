@@ -9,7 +9,7 @@
 //! was seen there, and none is ever removed: see [`Claim`]. So of two processes that prepare the same data
 //! set at the same time, the one that claimed it last goes on; the other finds before its next object that
 //! the claim is not its own, and could not publish in any case. Each writes objects under names that hold its
-//! token, and removes those alone. A process that has published its index also removes the objects of others
+//! token, and removes only these. A process that has published its index also removes the objects of others
 //! that it had seen there before: their claims are gone, and cannot become an index. Updatable data sets name
 //! objects by their content, without a token: every process writes the same bytes, and none removes them.
 //!
@@ -109,7 +109,7 @@ impl RemoteOutput {
         PrepareError::OutputTaken { path: self.folder.location().to_string().into() }
     }
 
-    /// Writes what belongs to the index, and looks at what is there: all of it, in the end.
+    /// Writes the files that belong to the index, and checks that all shards are stored.
     fn complete(
         &self,
         index: &Index,
@@ -127,7 +127,7 @@ impl RemoteOutput {
             if found == Some(shard.bytes) {
                 continue;
             }
-            // Behind an index of another, that one removes what is there of this.
+            // After another process published its index, that process removes these files.
             self.check_claim()?;
             let path = self.folder.location().join(&shard.file).to_string().into();
             return Err(match found {
@@ -242,7 +242,7 @@ impl Output for RemoteOutput {
     }
 
     fn abandon(mut self: Box<Self>) {
-        // What is still being sent could land behind what removes it.
+        // An object that is still being sent could arrive after its removal.
         self.given_up.cancel();
         for started in self.uploading.drain(..) {
             let _ = started.wait();

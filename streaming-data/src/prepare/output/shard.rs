@@ -53,7 +53,7 @@ pub(crate) const TOKEN_BYTES: usize = size_of::<i32>();
 /// How hard zstd tries: the state of an updatable data set names it, as shards of another are others.
 pub(crate) const ZSTD_LEVEL: i32 = 3;
 
-/// A page that is encoded at once, whatever the size of a row group.
+/// A page that is encoded at once, for any size of a row group.
 const UNLIMITED: usize = i32::MAX as usize;
 
 /// The settings that all shards of a data set share.
@@ -178,7 +178,7 @@ pub(crate) fn content_name(hash: ContentHash, before: &[ShardEntry]) -> String {
     repeated_content_name(hash, before.iter().filter(|shard| shard.hash == hash).count())
 }
 
-/// As [`content_name`], of a shard before which so many have the same content.
+/// As [`content_name`], for a shard after `before` shards with the same content.
 pub(crate) fn repeated_content_name(hash: ContentHash, before: usize) -> String {
     let digits = hash.digits();
     match before {
@@ -213,7 +213,7 @@ impl<'a> ShardWriter<'a> {
         ShardWriter { format, output, naming, open: None, written: Vec::new() }
     }
 
-    /// Goes on behind a shard that is there already.
+    /// Continues after a shard that exists already.
     ///
     /// # Errors
     /// As [`ShardWriter::append`].
@@ -249,7 +249,7 @@ impl<'a> ShardWriter<'a> {
         self.output.has_at_most(ON_THEIR_WAY - usize::from(ends_shard))
     }
 
-    /// Appends a row group; those of a shard come one after the other, shard after shard.
+    /// Appends a row group; the row groups of a shard follow each other, shard after shard.
     ///
     /// # Errors
     /// [`DataError::Io`] when the file cannot be written, or [`PrepareError::ShardEncoding`].
@@ -351,7 +351,7 @@ pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> PrepareError {
 struct HashedFile {
     file: File,
     hasher: ContentHasher,
-    /// What was written since the last cut: a row group, or what is behind the last of them.
+    /// What was written since the last cut: a row group, or the footer after the last row group.
     since_cut: Vec<u8>,
 }
 

@@ -85,7 +85,7 @@ pub(crate) fn remove_unfinished(folder: &Path) {
 }
 
 impl UpdatedFolder {
-    /// Begins a version of the data set in a folder, behind one that has files of these names.
+    /// Begins a version of the data set in a folder, after one that has files of these names.
     ///
     /// # Errors
     /// [`DataError::Io`] when nothing can be written there.

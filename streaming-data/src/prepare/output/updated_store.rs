@@ -38,7 +38,7 @@ pub(crate) struct UpdatedStore {
 }
 
 impl UpdatedStore {
-    /// Begins a version behind the one of an index, which has files of these names.
+    /// Begins a version after the one of an index, which has files of these names.
     pub(crate) fn begin(
         folder: RemoteFolder,
         (found, unpruned): (Found, Unpruned),

@@ -36,13 +36,13 @@ impl<'a, K> Ahead<'a, K> {
         self.jobs.push(Numbered { number, item: Job::Encode(row_group) });
     }
 
-    /// Puts something behind all that came before.
+    /// Appends an item.
     pub(crate) fn keep(&mut self, kept: K) {
         let number = self.items.number();
         self.items.arrived(number, Ok(Next::Kept(kept)));
     }
 
-    /// The next item; none where it has not arrived and no more than so many are behind it.
+    /// The next item; none if it has not arrived and at most `most` row groups are outstanding.
     ///
     /// # Errors
     /// That of a row group that cannot be encoded.

@@ -1,4 +1,4 @@
-//! The outcome of reading the documents of a file or part, for the stages behind reading.
+//! The outcome of reading the documents of a file or part, for the stages after reading.
 
 use crate::prepare::{
     BrokenDocument, PrepareError, choose::duplicates::Signature, upkeep::Document,
@@ -7,7 +7,7 @@ use crate::prepare::{
 /// A file or part that was read.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    /// Of each document in order, in a pass that signs; none of those that are left out whatever else there is.
+    /// Of each document in order, in a pass that signs; none for a document left out by lists or filters.
     pub signatures: Vec<Option<Signature>>,
     /// [`Digest::value`](super::duplicates::Digest::value) of its texts, where there are two passes.
     pub digest: u64,

@@ -51,13 +51,13 @@ pub(crate) struct Bounds {
 pub(crate) struct Work<'a> {
     /// The inputs in order.
     pub inputs: &'a [Input],
-    /// How those that hold many documents are opened.
+    /// How inputs of many documents are opened.
     pub sources: &'a Sources,
     /// Which documents and lines enter the stream.
     pub rules: Rules<'a>,
     /// The tokenizer.
     pub tokenizer: &'a dyn Tokenize,
-    /// Every token must be below this; none where that is to be found out.
+    /// Every token must be below this; none if the bound is unknown.
     pub vocab_size: Option<u32>,
     /// How the stream is cut.
     pub cut: Cut,
@@ -67,7 +67,7 @@ pub(crate) struct Work<'a> {
     pub folder: &'a Path,
     /// Whether a document that cannot be read is an error.
     pub strictness: Strictness,
-    /// Number of threads beside the calling one.
+    /// Number of threads in addition to the calling one.
     pub workers: usize,
     /// How far ahead they may be.
     pub bounds: Bounds,
@@ -75,7 +75,7 @@ pub(crate) struct Work<'a> {
     pub peers: Option<&'a dyn Peers>,
 }
 
-/// A job or a result, and its number among those of its kind.
+/// A job or a result, numbered within its kind.
 pub(crate) struct Numbered<T> {
     pub number: u64,
     pub item: T,
@@ -169,7 +169,7 @@ pub(crate) enum Found {
     Piece { tokens: Vec<u32>, text_bytes: u64, example: Option<Example> },
     /// A whole document, which may be empty or left out.
     Whole(Box<PartDone>),
-    /// UTF-8, which was all that was to be found out.
+    /// The text is UTF-8; the pass needs nothing else.
     Checked,
     /// No document.
     Skipped(SkipReason),
@@ -303,7 +303,7 @@ fn changed(path: &Path) -> PrepareError {
 }
 
 impl PartDone {
-    /// Takes what was found out about the documents, which are all there.
+    /// Takes the results on the documents, which are complete.
     fn end(&mut self, admission: Admission<'_>, path: &Path) -> Result<(), PrepareError> {
         (self.left_out, self.batch) = admission.finish().ok_or_else(|| changed(path))?;
         Ok(())

@@ -58,7 +58,7 @@ const GROUPS_END: u8 = 18;
 /// Bytes of a message with entries or verdicts.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Binary digits of a rank that are a document's number in its input; those before them are the input's.
+/// Low bits of a rank, which are a document's number in its input; the bits above are the input's.
 const ORDINAL_BITS: u32 = 36;
 
 /// The documents compared, and the processes that compare them.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// The cost of an input beside its bytes: it is looked up and opened.
+/// The cost of an input in addition to its bytes: it is looked up and opened.
 const BYTES_OF_OPENING: u64 = 4096;
 
 /// The process of each input: the one that has least to read so far, and of several the first. So all come to the inputs

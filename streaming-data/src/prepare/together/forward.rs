@@ -28,7 +28,7 @@ pub(super) struct Share<'a> {
     pub numbers: &'a [usize],
 }
 
-/// Reads the inputs of a process, and puts what process 0 is to have of them into the backlog, behind one that this process does
+/// Reads the inputs of a process, and puts the items for process 0 into the backlog, preceded by an input that this process does
 /// not find.
 ///
 /// # Errors

@@ -137,7 +137,7 @@ impl Signals {
     }
 }
 
-/// Ends a backlog, if there is one, and says so, whatever becomes of the thread that fills it.
+/// Ends a backlog, if there is one, and signals this, however the thread that fills it ends.
 pub(super) struct EndsWithThis<'a>(pub Option<&'a Backlog>, pub &'a Signals);
 
 impl Drop for EndsWithThis<'_> {
@@ -193,10 +193,10 @@ struct Merge<'a, 'b> {
     peers: &'a dyn Peers,
     backlog: &'a Backlog,
     signals: &'a Signals,
-    /// The page at hand of each process.
+    /// The current page of each process.
     pages: Vec<Option<Page>>,
     position: Progress,
-    /// Bytes of the input at hand that were read.
+    /// Bytes of the current input that were read.
     input_done: u64,
     summary: Summary,
     progress: &'a mut Report<'b>,
@@ -209,7 +209,7 @@ impl Merge<'_, '_> {
             loop {
                 match self.next(owner)? {
                     Item::Batch(input, mut batch) if input == number => {
-                        // Records are made of those that are not tokenized.
+                        // Documents that are not tokenized get records only.
                         self.position.documents += batch.tokenized + batch.documents.len() as u64;
                         self.position.tokens += batch.tokens.len() as u64;
                         self.advance(number, batch.read_bytes);
@@ -265,7 +265,7 @@ impl Merge<'_, '_> {
         }
     }
 
-    /// Counts bytes of the input at hand, of which there are no more than it has.
+    /// Counts bytes of the current input, at most as many as it has.
     fn advance(&mut self, input: usize, bytes: u64) {
         let bytes = bytes.min(self.work.inputs[input].bytes.saturating_sub(self.input_done));
         self.input_done += bytes;

@@ -24,7 +24,7 @@ const WANTED: u8 = 4;
 /// There are no more.
 const WANTED_END: u8 = 5;
 
-/// A message with documents that are wanted is sent when it has so many bytes, and takes so many documents of an input at once.
+/// A message with documents that are wanted is sent at this number of bytes, and takes this number of documents of an input at once.
 const WANTED_BYTES: usize = 64 << 10;
 const WANTED_AT_ONCE: usize = 1 << 12;
 
@@ -51,11 +51,11 @@ pub(super) struct PassOrder {
 pub(super) enum What {
     /// They are signed and compared. `owners` are the processes of all inputs of the pass.
     Sign { owners: Vec<usize> },
-    /// Those are tokenized that are kept by the pass that compared, if there was one.
+    /// Documents are tokenized; after a pass that compared, only the kept ones.
     Tokenize { is_compared: bool },
     /// Records are made of them.
     Record,
-    /// Those that are wanted are tokenized, each by itself; which these are comes in messages behind the order.
+    /// Wanted documents are tokenized, each by itself; messages after the order list them.
     Fetch(Wanted),
     /// Nothing: documents whose records process 0 has are compared.
     Judge,
@@ -115,7 +115,7 @@ impl Order {
         packet.take()
     }
 
-    /// Reads what one of so many processes was told.
+    /// Reads the order to one of `processes` processes.
     ///
     /// # Errors
     /// [`PrepareError::Message`].
@@ -254,7 +254,7 @@ fn send_wanted(
 }
 
 impl PassOrder {
-    /// Takes what of an order comes behind it.
+    /// Receives the wanted documents, which follow an order in messages of their own.
     ///
     /// # Errors
     /// [`PrepareError::Message`], [`PrepareError::Parted`], or that of `go_on`.

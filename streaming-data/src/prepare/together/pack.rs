@@ -80,7 +80,7 @@ impl Packing<'_> {
         self.write_until(2 * self.work.workers as u64)
     }
 
-    /// Writes what is next, until no more than so many row groups are being encoded.
+    /// Writes the next row groups, until at most `most` are being encoded.
     fn write_until(&mut self, most: u64) -> Result<(), PrepareError> {
         while let Some(next) = self.row_groups.next(most)? {
             let Next::Rows(row_group) = next else { unreachable!("nothing is kept here") };

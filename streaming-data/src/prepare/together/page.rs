@@ -24,7 +24,7 @@ const BATCH: u8 = 1;
 const END: u8 = 2;
 const SUMMARY: u8 = 3;
 
-/// A page is sent when it has so many bytes.
+/// A page is sent at this number of bytes.
 const PAGE_BYTES: usize = 128 << 10;
 
 /// Binary digits of what a batch may count, and of what a process may in a pass: sums over all batches and processes have more.
@@ -165,7 +165,7 @@ impl Page {
     /// The next item; none at the end of the page.
     ///
     /// # Errors
-    /// [`PrepareError::Message`], and those of [`Unseen::look`].
+    /// [`PrepareError::Message`], and the errors of [`Unseen::look`].
     pub(super) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
         let mut unpacked = Unpacked::new(&self.message[self.at..], self.process);
         let item = loop {
@@ -289,12 +289,12 @@ fn read_summary(unpacked: &mut Unpacked<'_>, process: usize) -> Result<Summary, 
 }
 
 impl Summary {
-    /// Whether what it counts is of so many inputs.
+    /// Whether it counts only the first `inputs` inputs.
     pub(super) fn is_of_inputs(&self, inputs: usize) -> bool {
         self.outcome.left_out.tally.is_of_inputs(inputs)
     }
 
-    /// Adds what another process did. Its files that were skipped come behind.
+    /// Adds what another process did. Its skipped files are appended.
     pub(super) fn add(&mut self, other: Summary) {
         let (own, outcome) = (&mut self.outcome, other.outcome);
         own.documents += outcome.documents;

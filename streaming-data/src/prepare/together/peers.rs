@@ -15,7 +15,7 @@ pub struct Parted;
 /// - Messages from one process to another arrive in the order in which they were sent, whole, once.
 /// - Between two processes there is room for a few megabytes of messages that were sent and not received; one that is
 ///   larger has room when there is no other.
-/// - Once the work was ended, for whatever reason, every call answers [`Parted`], also one that waits.
+/// - After the work has ended, for any reason, every call answers [`Parted`], also one that waits.
 pub trait Peers: Send + Sync {
     /// The number of this process, from 0.
     fn process(&self) -> usize;

@@ -67,7 +67,7 @@ impl Unseen {
         }
     }
 
-    /// Writes it behind what is in a message.
+    /// Appends it to a message.
     pub(super) fn write(&self, packet: &mut Packet) {
         packet.byte(UNSEEN);
         packet.byte(match self.need {
@@ -87,7 +87,7 @@ impl Unseen {
         packet.take()
     }
 
-    /// Reads what stands behind the first byte.
+    /// Reads the bytes after the first.
     ///
     /// # Errors
     /// [`PrepareError::Message`].

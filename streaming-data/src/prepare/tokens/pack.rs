@@ -28,7 +28,7 @@ pub(crate) struct Cut {
 pub(crate) enum Rows {
     /// Each begins with the last token of the one before.
     Overlapping,
-    /// One behind the other.
+    /// One after the other.
     Apart,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct RowGroup {
     pub shard: usize,
     /// Number of rows.
     pub samples: usize,
-    /// [`Cut::tokens_of`] so many rows: their part of the stream, without overlap.
+    /// [`Cut::tokens_of`] these rows: their part of the stream, without overlap.
     pub tokens: Vec<u32>,
 }
 
@@ -122,7 +122,7 @@ impl Packer {
         (row_group, tail)
     }
 
-    /// Passes over a shard that is there already, where none began.
+    /// Skips a shard that exists already, when no shard has begun.
     pub(crate) fn skip_shard(&mut self) {
         assert!(self.tokens.is_empty() && self.shard_samples == 0, "a shard began");
         self.shard += 1;
@@ -151,7 +151,7 @@ impl Packer {
         })
     }
 
-    /// Makes a row group of all tokens at hand, and keeps what the next row shares with it.
+    /// Makes a row group of all tokens so far, and keeps the tokens that the next row shares with it.
     fn cut_off(&mut self, samples: usize) -> RowGroup {
         let shared = self.tokens[self.tokens.len() - self.cut.overlap()..].to_vec();
         let tokens = mem::replace(&mut self.tokens, shared);

@@ -21,7 +21,7 @@ pub enum Pieces {
 /// Turns the text of documents into tokens; called from several threads at once.
 ///
 /// # Contract
-/// - The same text gives the same tokens, whatever was encoded before: shards are to be the same
+/// - The same text gives the same tokens, independent of earlier texts: shards must be the same
 ///   to the byte for any number of threads.
 /// - Every token is below [`vocab_size`](Tokenize::vocab_size).
 /// - [`encode`](Tokenize::encode) adds no special tokens: `prepare` ends each document with
@@ -45,7 +45,7 @@ pub trait Tokenize: Send + Sync {
     /// Token that fills, where there is one; written to the index, not to the rows.
     fn pad_token_id(&self) -> Option<u32>;
 
-    /// Content of the `tokenizer.json` (Hugging Face tokenizers) beside the index, where there is
+    /// Content of the `tokenizer.json` (Hugging Face tokenizers) next to the index, if there is
     /// one.
     fn tokenizer_json(&self) -> Option<String>;
 

@@ -4,7 +4,7 @@ use crate::prepare::{PrepareError, PrepareSettings, Tokenize, TokenizedBy, input
 
 /// The description of tokens in an index.
 pub(crate) struct Vocabulary<'a> {
-    /// Its size; none where that is found out from the samples.
+    /// Its size; none if the samples determine it.
     pub size: Option<u32>,
     /// The tokenizer that makes or made the tokens, where it is known.
     pub tokenizer: Option<&'a dyn Tokenize>,

@@ -1,7 +1,7 @@
 //! The second pass: kept documents in order become shards, and all records parts of the state.
 //!
 //! A shard follows one of the version before as long as it has the same documents from the first on; where
-//! it has them all, that shard stays. Otherwise tokens are taken out of the shards before, or are those of
+//! it has them all, that shard stays. Otherwise tokens are taken out of the shards before, or come from
 //! texts that were read for them.
 
 use std::{collections::VecDeque, mem};
@@ -47,16 +47,16 @@ pub(crate) struct Assembler<'a> {
     packer: Packer,
     /// Documents so far, kept or not.
     documents: u64,
-    /// Tokens of the shard at hand.
+    /// Tokens of the current shard.
     tokens: u64,
-    /// The part that the shard at hand follows.
+    /// The part that the current shard follows.
     following: Option<usize>,
     /// Tokens of a version before that are to be packed: a part, from one to before another.
     splices: VecDeque<(usize, u64, u64)>,
-    /// Whether the shard at hand ends here.
+    /// Whether the current shard ends here.
     ends: bool,
     part: RecordWriter,
-    /// Tokens in no row of the part at hand, once its shard ended.
+    /// Tokens in no row of the current part, after the end of its shard.
     sealed: Option<Vec<u32>>,
     out: VecDeque<Step<'a>>,
     is_over: bool,
@@ -109,7 +109,7 @@ impl<'a> Assembler<'a> {
     /// What comes next; `fetch` gives tokens of documents that have none yet.
     ///
     /// # Errors
-    /// What is wrong with the version before, that of a temporary file, and those of `fetch`.
+    /// What is wrong with the version before, and the errors of a temporary file and of `fetch`.
     pub(crate) fn next(&mut self, fetch: &mut Fetch<'_>) -> Result<Step<'a>, PrepareError> {
         loop {
             if let Some(step) = self.out.pop_front() {

@@ -65,7 +65,7 @@ pub enum Verify {
     All,
 }
 
-/// What is built, beside what is read.
+/// The inputs of a build in addition to the documents.
 pub(crate) struct Upkeep<'a> {
     pub settings: StoredSettings,
     pub tokenizer: ContentHash,
@@ -199,7 +199,7 @@ pub(crate) fn build(
     Ok((built.outcome.in_all(recorded, counts, state, changes), dedup))
 }
 
-/// Those inputs whose records come from there.
+/// The inputs whose records come from there.
 fn of<'a>(listed: &'a [Listed<'a>], source: Source) -> impl Iterator<Item = &'a Input> {
     listed.iter().filter(move |listed| listed.source == source).map(|listed| listed.input)
 }
@@ -401,7 +401,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Writes what is next, until no more than so many row groups are being encoded, or wait for one.
+    /// Writes the next items, until at most `most` row groups are being encoded, or wait for one.
     fn write_until(&mut self, most: u64) -> Result<(), PrepareError> {
         while let Some(next) = self.items.next(most)? {
             match next {
@@ -419,7 +419,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Goes on behind a shard of the version before.
+    /// Continues after a shard of the version before.
     fn keep(&mut self, shard: &ShardEntry) -> Result<(), PrepareError> {
         let former = self.former.expect("a shard that is kept is of a version before");
         let file = self.writer.next_name(shard.hash)?;

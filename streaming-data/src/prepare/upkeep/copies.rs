@@ -32,7 +32,7 @@ impl Copies {
     /// Copies the next part, which has this name.
     ///
     /// # Errors
-    /// Those of the store, and of the temporary file.
+    /// The errors of the store, and of the temporary file.
     pub(super) fn add(&mut self, remote: &RemoteFolder, name: &str) -> Result<(), PrepareError> {
         let start = self.parts.last().map_or(0, |part| part.end);
         let mut end = start;

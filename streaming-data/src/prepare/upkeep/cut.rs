@@ -1,7 +1,7 @@
 //! Where shards end: documents decide, so that a change moves the ends near it and no others.
 //!
-//! Behind each document the shard ends by chance, and the chance grows with the shard: that of a life
-//! of Weibull's distribution with shape 4, whose mean is 0.98 of the target. What stands for chance is
+//! After each document the shard ends with a probability that grows with the shard: the hazard of a life
+//! of Weibull's distribution with shape 4, whose mean is 0.98 of the target. The random number is
 //! the hash of the document's text, so the same documents end the same shards. Sizes vary by 30 %, and
 //! at twice the target a shard ends in any case.
 //!
@@ -15,10 +15,10 @@ pub(crate) const CUT: &str = "weibull-1";
 /// 1.08 to the power of 4, of 2^32.
 const SCALE: u128 = 5_843_255_590;
 
-/// Binary digits behind the point of sizes, which are shares of the target.
+/// Fractional binary digits of sizes, which are shares of the target.
 const SIZE_BITS: u32 = 16;
 
-/// Binary digits behind the point of what stands for chance.
+/// Fractional binary digits of the number that decides by chance.
 const CHANCE_BITS: u32 = 32;
 
 /// ln 2, of 2^64.
@@ -39,8 +39,8 @@ impl ContentCut {
         ContentCut { target: target.max(1), least }
     }
 
-    /// Whether a shard ends behind a document: with so many tokens before it and behind it, and a text of
-    /// this hash.
+    /// Whether a shard ends after a document: `before` and `behind` are its tokens without and with the document, and
+    /// `source` is the hash of the document's text.
     pub(crate) fn ends(&self, before: u64, behind: u64, source: u128) -> bool {
         if behind < self.least {
             return false;
@@ -51,7 +51,7 @@ impl ContentCut {
         // Below 2^17, as `behind` is below twice the target.
         let size = |tokens: u64| (u128::from(tokens) << SIZE_BITS) / u128::from(self.target);
         let risk = size(behind).pow(4) - size(before).pow(4);
-        // Both sides have 64 binary digits behind the point.
+        // Both sides have 64 fractional binary digits.
         let life = exponential(xxh3_64(&source.to_le_bytes()));
         risk >= SCALE * u128::from(life)
     }
@@ -95,7 +95,7 @@ mod tests {
         assert!(exponential(u64::MAX) <= 2);
     }
 
-    /// Sizes of shards of documents of so many tokens.
+    /// Sizes of shards of documents with these tokens and hashes.
     fn sizes(cut: ContentCut, documents: &[(u64, u128)]) -> Vec<u64> {
         let (mut sizes, mut size) = (Vec::new(), 0);
         for &(tokens, source) in documents {

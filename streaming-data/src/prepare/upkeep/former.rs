@@ -65,7 +65,7 @@ impl<'a> FormerRecords<'a> {
 }
 
 impl FormerInputs {
-    /// Those of a version; `go_on` is asked now and then.
+    /// The records of a version; `go_on` is asked now and then.
     ///
     /// # Errors
     /// What is wrong with the state, or that of `go_on`.
@@ -101,8 +101,8 @@ impl FormerInputs {
     }
 }
 
-/// What is known of the texts of inputs for which `is_read` holds: those that are read again, and those that
-/// are gone, whose documents may stand elsewhere now. `go_on` is asked now and then.
+/// The known facts on texts of the inputs for which `is_read` holds: inputs that are read again, and inputs that
+/// are gone, whose documents may be elsewhere now. `go_on` is asked now and then.
 ///
 /// # Errors
 /// What is wrong with the state, or that of `go_on`.

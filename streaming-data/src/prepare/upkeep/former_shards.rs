@@ -92,7 +92,7 @@ impl<'a> FormerShards<'a> {
             }
             return Ok(end);
         }
-        // Row r has the tokens behind r * seq_len, and the first row the first one too.
+        // Row r has the tokens after r * seq_len, and the first row also the first token.
         let row = from.saturating_sub(1) / seq_len;
         let (group, first_row) = self.version.data_set.group_of(part, row)?;
         if self.group.as_ref().is_none_or(|(at, _)| *at != (part, group)) {

@@ -1,12 +1,12 @@
-//! A part of the state: the records of a shard's documents, and of those that were left out between them.
+//! A part of the state: the records of a shard's documents, and of the documents left out between them.
 //!
 //! ```text
 //! "tidemill"  version (4 bytes)  xxh3-128 of what follows (16)
 //! tail: how many tokens, 4 bytes each    records
 //! ```
 //!
-//! The tail is what of the tokens stands in no row of the shard. What is behind the last shard and fills no
-//! row is a part without one. All numbers are little-endian.
+//! The tail holds the tokens that are in no row of the shard. Documents after the last shard that fill no
+//! row form a part without a shard. All numbers are little-endian.
 
 use std::{ops::Range, path::Path};
 
@@ -31,7 +31,7 @@ pub(crate) struct Part {
     records: Range<usize>,
 }
 
-/// The bytes of a file of the state: what it holds, behind a header.
+/// The bytes of a file of the state: a header, then its content.
 pub(crate) fn sealed(content: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + content.len());
     bytes.extend_from_slice(MAGIC);

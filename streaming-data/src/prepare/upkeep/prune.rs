@@ -33,7 +33,7 @@ pub struct PruneReport {
     pub kept: Vec<ContentHash>,
     /// Versions that are gone, the newest first.
     pub removed: Vec<ContentHash>,
-    /// Files that were removed, of those versions and of updates that did not end.
+    /// Files that were removed: of those versions, and of unfinished updates.
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -41,7 +41,7 @@ pub struct PruneReport {
 
 /// Removes all but the newest versions of a data set, and what no version has.
 ///
-/// Only files are removed that an update or a preparation wrote: those that a version lists, and those whose
+/// Only files are removed that an update or a preparation wrote: files that a version lists, and files whose
 /// name is the hash of their content. In a store a version that was written after the newest one stays too: an
 /// update is about to publish it. One that has not come so far is refused when it does, and has to be done again.
 ///

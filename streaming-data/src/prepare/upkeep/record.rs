@@ -35,7 +35,7 @@ pub(crate) struct Document {
     pub bytes: Option<u64>,
 }
 
-/// What lists and filters say of a document, whatever other documents there are.
+/// The verdict of lists and filters on a document, independent of other documents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Judged {
     /// It is on the list.
@@ -46,14 +46,14 @@ pub(crate) enum Judged {
     Chosen(Option<Signature>),
 }
 
-/// What other documents make of one that may be kept.
+/// The fate of a document that lists and filters keep, given the other documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// In the stream, with so many tokens; the one that ends it is among them.
+    /// In the stream, with this number of tokens, including the one that ends it.
     Kept { tokens: u64 },
-    /// Its text, or its words, stand before.
+    /// Its text, or its words, occurred before.
     Copy,
-    /// It is nearly another.
+    /// It is a near copy of another.
     NearCopy,
     /// It is not known, or lists and filters decided.
     Open,
@@ -116,7 +116,7 @@ const WITH_BYTES: u8 = 3;
 /// The bits of all kinds.
 const KIND_BITS: u8 = 7;
 
-/// Bits beside [`CHOSEN`]: the fate, and what there is of a signature.
+/// Bits of a [`CHOSEN`] record: the fate, and the parts of the signature that are present.
 const FATE_SHIFT: u8 = 3;
 const FATE_BITS: u8 = 3;
 const HAS_SIGNATURE: u8 = 1 << 5;
@@ -127,7 +127,7 @@ const HAS_BANDS: u8 = 1 << 7;
 /// The longest path or rule that a record may have, in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What records refer to of those before them.
+/// Values of earlier records to which a record refers.
 #[derive(Debug, Default)]
 struct Context {
     /// Of the document before in its input.
@@ -139,7 +139,7 @@ struct Context {
 }
 
 impl Context {
-    /// A new part is read and written without those before it, but for places.
+    /// A new part is read and written without the parts before it, except for places.
     fn next_part(&mut self) {
         self.path.clear();
         self.rules.clear();

@@ -46,7 +46,7 @@ pub(crate) enum Source {
 /// Takes records; see the [module](self).
 pub(crate) struct Recorder<'a> {
     listed: &'a [Listed<'a>],
-    /// Those that are read, by their numbers among all.
+    /// The inputs that are read, by their numbers among all.
     read: Vec<usize>,
     exclusions: &'a Exclusions,
     past: Past<'a>,
@@ -54,7 +54,7 @@ pub(crate) struct Recorder<'a> {
     compared: Option<Collector>,
     /// The first input that is not recorded to its end.
     at: usize,
-    /// The input at hand, once it began.
+    /// The current input, after its beginning.
     begun: Option<Begun>,
     seen: Seen,
     counts: Counts,
@@ -62,7 +62,7 @@ pub(crate) struct Recorder<'a> {
 
 /// What the version before says.
 pub(crate) struct Past<'a> {
-    /// What was found out about texts then.
+    /// The known facts on texts of that version.
     pub known: &'a Known,
     pub records: Option<FormerRecords<'a>>,
     pub places: Places,
@@ -119,7 +119,7 @@ impl<'a> Recorder<'a> {
         })
     }
 
-    /// Takes over what was not read behind the last input, and ends.
+    /// Takes over the unread inputs after the last input, and ends.
     ///
     /// # Errors
     /// What is wrong with the state, or that of a temporary file.

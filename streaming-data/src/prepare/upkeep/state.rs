@@ -1,4 +1,4 @@
-//! The state of a data set as it stands beside its shards, and the version that an update begins with.
+//! The stored state of a data set, and the version that an update begins with.
 //!
 //! A version is what one `index.json` says. It names its state, a JSON file that lists the parts; every
 //! file is named by the hash of its content, so that versions share what they have in common, and what
@@ -53,14 +53,14 @@ pub(crate) struct State {
     pub parts: Vec<PartEntry>,
 }
 
-/// By what the state and the shards were made, beside the settings.
+/// The methods, apart from the settings, by which the state and the shards were made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Methods {
     /// How words are found, by which filters judge.
     pub words: String,
     pub signatures: String,
     pub cut: String,
-    /// What brings rows into the form of a shard: another version may give other bytes for the same rows.
+    /// The encoder of shards: another version may give other bytes for the same rows.
     pub encoder: String,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct PartEntry {
 }
 
 impl Methods {
-    /// Those of this program.
+    /// The methods of this program.
     pub(crate) fn own() -> Methods {
         let zstd = zstd::zstd_safe::version_string();
         Methods {
@@ -204,7 +204,7 @@ impl Version {
     /// kill leaves nothing of them.
     ///
     /// # Errors
-    /// As [`Version::open_local`], and those of the store.
+    /// The errors of [`Version::open_local`] and of the store.
     pub(crate) fn open_remote(remote: &RemoteFolder) -> Result<Version, PrepareError> {
         let path_of = |name: &str| PathBuf::from(remote.location().join(name).to_string());
         let name: PathBuf = remote.location().to_string().into();
@@ -262,7 +262,7 @@ impl Version {
     /// All bytes of a shard, which are what the index says.
     ///
     /// # Errors
-    /// Those of reading it, and [`DataError::ShardHash`] for another.
+    /// The errors of reading it, and [`DataError::ShardHash`] for another file.
     pub(crate) fn read_shard(&self, shard: &ShardEntry) -> Result<Vec<u8>, PrepareError> {
         let path = self.path_of(&shard.file);
         let content = match &self.place {
@@ -292,7 +292,7 @@ impl Version {
     /// What inputs looked like when the version was made, or a later one.
     ///
     /// # Errors
-    /// Those of reading it.
+    /// The errors of reading it.
     pub(crate) fn seen(&self) -> Result<Seen, PrepareError> {
         let name = format!("{STATE_FOLDER}/{SEEN_FILE}");
         let bytes = self.file_if_there(&name)?;
@@ -302,7 +302,7 @@ impl Version {
     /// The report on the version, where there is one.
     ///
     /// # Errors
-    /// Those of reading it.
+    /// The errors of reading it.
     pub(crate) fn report(&self) -> Result<Option<DataReport>, PrepareError> {
         let [name, _] = report_files(self.index.fingerprint());
         let report = self.file_if_there(&name)?.and_then(|bytes| DataReport::from_bytes(&bytes));
@@ -371,7 +371,7 @@ fn missing(path: &Path) -> PrepareError {
 /// The records of a version, part after part.
 pub(crate) struct Records<'a> {
     version: &'a Version,
-    /// The part behind the one at hand.
+    /// The part after the current one.
     next: usize,
     part: Option<(Part, usize)>,
     reader: RecordReader,

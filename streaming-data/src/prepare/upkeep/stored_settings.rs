@@ -14,7 +14,7 @@ use crate::prepare::{
     Strictness, TokenizedBy, choose::filter::FilterSet,
 };
 
-/// Settings of a preparation, but for those that change no byte. Paths are absolute: an update may begin
+/// Settings of a preparation, except settings that change no byte. Paths are absolute: an update may begin
 /// in another folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StoredSettings {
@@ -36,7 +36,7 @@ pub(crate) struct StoredSettings {
 }
 
 impl StoredSettings {
-    /// The settings, without those that change no byte.
+    /// The settings, except settings that change no byte.
     ///
     /// # Errors
     /// [`PrepareError::PathNotUtf8`], or that of the operating system where there is no current folder.

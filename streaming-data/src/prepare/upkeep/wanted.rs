@@ -81,7 +81,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Those of one more input, in order of their places.
+    /// Appends the wanted documents of one more input, ordered by place.
     pub(crate) fn push(&mut self, documents: Vec<(u64, u128)>) {
         self.by_input.push(Arc::new(documents));
     }
@@ -98,7 +98,7 @@ impl Wanted {
         self.by_input.get(input).map_or(&[], |documents| documents.as_slice())
     }
 
-    /// Those of some inputs, which become the first and those behind it; they are in memory once.
+    /// The wanted documents of some inputs, renumbered in this order; they share the memory of `self`.
     pub(crate) fn of_inputs(&self, inputs: &[usize]) -> Wanted {
         let of_input = |&input: &usize| self.by_input.get(input).cloned().unwrap_or_default();
         Wanted { by_input: inputs.iter().map(of_input).collect() }

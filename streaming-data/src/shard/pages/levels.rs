@@ -12,7 +12,7 @@ pub(super) enum Run<'a> {
         value: u32,
         count: usize,
     },
-    /// Groups of eight values, `bit_width` bytes each; behind the last value, padding.
+    /// Groups of eight values, `bit_width` bytes each; after the last value, padding.
     Packed(&'a [u8]),
 }
 
@@ -29,7 +29,7 @@ impl<'a> Runs<'a> {
         Runs { bytes, bit_width }
     }
 
-    /// The next run, none where the bytes end or are none.
+    /// The next run; none at the end or where the bytes are invalid.
     pub(super) fn next(&mut self) -> Option<Run<'a>> {
         let header = self.varint()?;
         let count = usize::try_from(header >> 1).ok()?;

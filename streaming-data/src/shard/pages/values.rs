@@ -52,7 +52,7 @@ pub(super) fn append_plain(
     width.append(values, count, tokens)
 }
 
-/// Entries that an index of 16 bits reaches; a table of so many needs no check of its bounds.
+/// Entries that an index of 16 bits reaches; a table of this size needs no bounds check.
 const SHORT: usize = 1 << 16;
 
 /// The tokens of a dictionary, checked, in the narrowest form that holds them.
@@ -216,7 +216,7 @@ fn unpack_all<const WIDTH: usize, T: Copy + Default>(
     let mut largest_of = [0_u32; 8];
     let mut block = [T::default(); 8 * BLOCK_GROUPS];
     let mut at = 0;
-    // A group is read in words of eight bytes, the last of which reaches behind it.
+    // A group is read in words of eight bytes, the last of which reaches past its end.
     while left >= block.len() && packed.len() - at >= BLOCK_GROUPS * WIDTH + 8 {
         for (group, places) in block.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let start = at + group * WIDTH;
@@ -246,7 +246,7 @@ fn unpack_all<const WIDTH: usize, T: Copy + Default>(
     largest_of.into_iter().fold(largest, u32::max)
 }
 
-/// Eight values of `WIDTH` bits each, in `WIDTH` bytes, behind which eight more can be read.
+/// Eight values of `WIDTH` bits each, in `WIDTH` bytes, after which eight more can be read.
 #[inline(always)]
 fn unpack<const WIDTH: usize>(bytes: &[u8]) -> [u32; 8] {
     let bytes = &bytes[..WIDTH + 8];

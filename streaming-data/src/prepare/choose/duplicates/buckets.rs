@@ -1,7 +1,7 @@
 //! Which documents are not the first of a bucket.
 //!
 //! Entries of documents (bucket, number) come in any order. They are gathered up to a bound of memory, sorted, and
-//! all but the first of each bucket are found out at once; what is left of them goes to a file. At the end
+//! all but the first of each bucket are marked at once; the remaining entries go to a file. At the end
 //! the files are merged, and of each bucket the first document stays. Nothing here depends on the bound, or on the
 //! order, but the time.
 
@@ -65,7 +65,7 @@ pub(super) struct Buckets<K> {
 }
 
 impl<K: Key> Buckets<K> {
-    /// Buckets whose entries take so many bytes of memory, or those of a few documents.
+    /// Buckets whose entries take at most this memory, or the entries of a few documents.
     pub(super) fn new(memory_bytes: u64) -> Buckets<K> {
         let bound = memory_bytes / size_of::<Entry<K>>() as u64;
         let bound = usize::try_from(bound).unwrap_or(usize::MAX).max(64);
@@ -200,7 +200,7 @@ mod tests {
         Other,
     }
 
-    /// Documents that are not first, in memory of so many entries.
+    /// Documents that are not first, in memory for `bound` entries.
     fn found<K: Key>(documents: &[Vec<K>], bound: usize, order: Order) -> BTreeSet<u64> {
         let is_ordered = order == Order::OfNumbers;
         let mut buckets = Buckets::new((bound * size_of::<Entry<K>>()) as u64);

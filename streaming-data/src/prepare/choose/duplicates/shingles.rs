@@ -39,7 +39,7 @@ impl Word {
     }
 }
 
-/// Puts the hashes of the words of a text in the place of those that are there.
+/// Replaces the hashes by the hashes of the words of a text.
 pub(super) fn words(text: &str, words: &mut Vec<u64>) {
     words.clear();
     let bytes = text.as_bytes();
@@ -72,7 +72,7 @@ pub(super) fn words(text: &str, words: &mut Vec<u64>) {
     word.end(words);
 }
 
-/// Puts the hashes of the shingles in the place of those that are there; none where there is no word.
+/// Replaces the hashes by the hashes of the shingles; none if there is no word.
 pub(super) fn shingles(words: &[u64], shingles: &mut Vec<u64>) {
     let hash = |words: &[u64]| {
         mix(words.iter().fold(words.len() as u64, |hash, word| {

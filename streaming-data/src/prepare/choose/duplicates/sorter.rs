@@ -40,7 +40,7 @@ pub(crate) struct Sorter {
 }
 
 impl Sorter {
-    /// For so much memory: a copy's entry has 24 bytes, those of bands 14 times 16.
+    /// For a limit of memory: a copy's entry has 24 bytes, the entries of bands 14 times 16.
     pub(crate) fn new(settings: DedupSettings) -> Sorter {
         let memory_bytes = settings.memory_bytes;
         let for_copies = match settings.dedup {

@@ -101,7 +101,7 @@ impl Listed {
         self.documents
     }
 
-    /// The next document, which may be left out whatever else there is; its number.
+    /// Takes the next document, which has no signature if lists or filters left it out; returns its number.
     pub(crate) fn push(&mut self, signature: Option<&Signature>) -> u64 {
         let document = self.documents;
         self.documents += 1;
@@ -133,7 +133,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// For so much memory; see [`Sorter::new`].
+    /// Within the memory of `settings`; see [`Sorter::new`].
     pub(crate) fn new(settings: DedupSettings, reporting: Reporting) -> Collector {
         Collector {
             listed: Listed::default(),
@@ -143,7 +143,7 @@ impl Collector {
         }
     }
 
-    /// Takes the next document; none for one that is left out whatever else there is.
+    /// Takes the next document; none for a document left out by lists or filters.
     ///
     /// # Errors
     /// That of a temporary file.
@@ -197,7 +197,7 @@ pub(crate) struct Verdicts {
 }
 
 impl Verdicts {
-    /// What became of a document, by its number, that was not left out whatever else there is; a kept one has
+    /// The fate of a document, by its number, that lists and filters did not leave out; a kept one has
     /// no tokens yet.
     pub(crate) fn fate(&self, document: u64) -> Fate {
         match (self.copies.contains(document), self.near.contains(document)) {
@@ -207,7 +207,7 @@ impl Verdicts {
         }
     }
 
-    /// Those of a batch, whose documents are asked for one after the other.
+    /// The verdicts of a batch, whose documents are queried in order.
     pub(crate) fn of_batch(&self, batch: u64) -> BatchVerdicts<'_> {
         let seen = usize::try_from(batch).ok().and_then(|at| self.seen.get(at));
         let document = seen.map_or(self.documents, |seen| seen.before);
@@ -241,7 +241,7 @@ pub(crate) struct BatchVerdicts<'a> {
 }
 
 impl BatchVerdicts<'_> {
-    /// What became of the next document; nothing of one that was left out whatever else there is.
+    /// The fate of the next document; none for a document left out by lists or filters.
     pub(crate) fn next_fate(&mut self) -> Option<Fate> {
         let document = self.document;
         self.document += 1;

@@ -13,12 +13,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::symbols::characters;
 
-/// What of two runs must be equal.
+/// What makes two runs equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Equality {
     /// Each of their words.
     Words,
-    /// Their words written one behind the other without spaces, as datatrove compares them.
+    /// Their words concatenated without spaces, as datatrove compares them.
     Letters,
 }
 

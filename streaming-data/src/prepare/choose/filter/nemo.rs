@@ -1,6 +1,6 @@
 //! NeMo Curator's heuristics for English, in the order of its configuration.
 //!
-//! Its words lie between white space, symbols included, and its lines are those that are not blank. Of
+//! Its words lie between white space, symbols included, and its lines are the lines that are not blank. Of
 //! equally frequent runs of words it takes any; here it is the first.
 
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Which share of the characters so many are.
+    /// The share of `count` in all characters.
     fn of_characters(&self, count: usize) -> f64 {
         count as f64 / self.characters.max(1) as f64
     }

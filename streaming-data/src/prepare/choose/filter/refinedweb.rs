@@ -143,7 +143,7 @@ enum Place {
     Start,
 }
 
-/// The line without the phrase, in whatever case, and one white space beside it; `None` if it is not there.
+/// The line without the phrase, in whatever case, and one adjacent white space; `None` if it is not there.
 fn cut(line: &str, phrase: &str, place: Place) -> Option<String> {
     let is_here = |at: usize| {
         line.get(at..at + phrase.len()).is_some_and(|text| text.eq_ignore_ascii_case(phrase))

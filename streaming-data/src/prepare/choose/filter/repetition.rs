@@ -82,7 +82,7 @@ impl Judge for Repetition {
     }
 }
 
-/// What of a list was in it before.
+/// The repeated items of a list.
 #[derive(Debug, Default)]
 pub(super) struct Duplicates {
     items: usize,
@@ -110,7 +110,7 @@ impl Duplicates {
     }
 }
 
-/// The text split at runs of at least so many line feeds; what is in front of the first and behind the last
+/// The text split at runs of at least `at_least` line feeds; the parts before the first run and after the last
 /// may be empty.
 fn split_at_line_feeds(text: &str, at_least: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);

@@ -1,8 +1,8 @@
 //! Which filters a user asked for: named sets, and TOML files of the same form.
 //!
 //! A file has one table for each family of rules. Its tables are applied in the order in which they stand
-//! there, and the sets of a list in the order of the list: a family that drops lines gives what is left to
-//! those behind it.
+//! there, and the sets of a list in the order of the list: a family that drops lines passes the rest to
+//! the families after it.
 
 use std::{
     borrow::Cow,
@@ -105,7 +105,7 @@ impl FilterSettings {
         judge(&self.sets, text, report)
     }
 
-    /// Those of which a data set says that it was made with them.
+    /// The filters that a data set says it was made with.
     pub(crate) fn of_sets(sets: Vec<FilterSet>) -> FilterSettings {
         FilterSettings { sets }
     }

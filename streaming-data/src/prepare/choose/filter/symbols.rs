@@ -87,7 +87,7 @@ pub(super) fn split_at_space(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The lines of a text, as Python's `str.splitlines`: nine characters end a line, and a carriage return with
-/// the line feed behind it is one end.
+/// the line feed after it is one end.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
     let ends_line = |character| {
         matches!(

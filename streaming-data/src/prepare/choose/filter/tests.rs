@@ -1,4 +1,4 @@
-//! Verdicts beside those of the sources' own code, which `tests/fixtures/filter/generate.py` ran.
+//! Verdicts compared with the verdicts of the sources' own code, which `tests/fixtures/filter/generate.py` ran.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ struct Expected {
     verdicts: BTreeMap<String, String>,
     /// What is left of the text by the sets that changed it.
     texts: BTreeMap<String, String>,
-    /// All rules that are broken, each looked at alone, of those sets that only reject documents.
+    /// All broken rules of the sets that only reject documents, each rule checked alone.
     broken: BTreeSet<String>,
 }
 

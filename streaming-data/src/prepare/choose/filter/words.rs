@@ -6,12 +6,12 @@
 //! 1. at white space, which is in no word;
 //! 2. a symbol (see [`super::symbols`]) ends a word and is one itself; a run of `.` or of `-` is a single one;
 //! 3. but a symbol stays in a word, between two characters that are no symbols, if it is `'`, `’`, `.`, `@`,
-//!    `_` or `&`; between two digits also `,`, `:`, `-` and `/`; and a period stays behind a single letter
+//!    `_` or `&`; between two digits also `,`, `:`, `-` and `/`; and a period stays after a single letter
 //!    (`J.`, `U.S.`, `e.g.`);
-//! 4. English endings behind an apostrophe are words: `it` `'s`, `do` `n't`;
+//! 4. English endings after an apostrophe are words: `it` `'s`, `do` `n't`;
 //! 5. between white space, what holds `://` is one word, without the symbols at its ends.
 //!
-//! A sentence ends with a symbol that ends sentences, where a word that is no symbol comes behind.
+//! A sentence ends with a symbol that ends sentences, if a word that is no symbol follows.
 //!
 //! Languages without spaces between words have too few words by this; filters that count them are for
 //! others.
@@ -21,7 +21,7 @@ use super::symbols::{is_symbol, is_terminal, split_at_space};
 /// Name and version of this way to split: it stands in the index of what was filtered by it.
 pub(crate) const SPLITTER: &str = "words-1";
 
-/// Endings that are words of their own behind an apostrophe.
+/// Endings that are words of their own after an apostrophe.
 const ENDINGS: [&str; 6] = ["s", "m", "d", "re", "ve", "ll"];
 
 /// The words of a text, symbols among them.
@@ -70,7 +70,7 @@ fn split_piece<'a>(piece: &'a str, words: &mut Vec<&'a str>) {
 }
 
 fn split_plain<'a>(piece: &'a str, words: &mut Vec<&'a str>) {
-    // The word at hand is what lies between `start` and the next symbol that ends it.
+    // The current word lies between `start` and the next symbol that ends it.
     let mut start = 0;
     let mut at = 0;
     while let Some(symbol) = piece[at..].chars().next() {
@@ -105,7 +105,7 @@ fn stays(word: &str, symbol: char, following: Option<char>) -> bool {
     symbol == '.' && following != Some('.') && ends_in_single_letter(word)
 }
 
-/// Whether a period behind the word abbreviates it: `J`, `U.S`, `e.g`.
+/// Whether a period after the word abbreviates it: `J`, `U.S`, `e.g`.
 fn ends_in_single_letter(word: &str) -> bool {
     let last = word.rsplit('.').next().unwrap_or(word);
     let mut characters = last.chars();
@@ -124,7 +124,7 @@ fn push_word<'a>(word: &'a str, words: &mut Vec<&'a str>) {
     }
 }
 
-/// Where the English ending of a word begins, if it has one behind that apostrophe.
+/// Where the English ending of a word begins, if it has one after that apostrophe.
 fn ending(word: &str, apostrophe: char) -> Option<usize> {
     let (before, ending) = word.rsplit_once(apostrophe)?;
     if before.is_empty() {

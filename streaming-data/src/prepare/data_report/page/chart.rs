@@ -7,7 +7,7 @@ use crate::prepare::data_report::Bucket;
 
 const WIDTH: u64 = 560;
 const HEIGHT: u64 = 170;
-/// Room beside the bars for the unit of sizes.
+/// Space next to the bars for the unit of sizes.
 const MARGIN: u64 = 60;
 /// Room above the bars for counts, and below for sizes.
 const ABOVE: u64 = 18;

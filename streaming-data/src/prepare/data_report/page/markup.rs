@@ -1,4 +1,4 @@
-//! Text as HTML: whatever a document holds, it is shown and never obeyed.
+//! Text as HTML: any content of a document is shown and never interpreted.
 
 use std::fmt::Write;
 

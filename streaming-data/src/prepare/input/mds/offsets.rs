@@ -20,15 +20,15 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    /// The offsets of a shard of so many samples, of whose content nothing was read.
+    /// The offsets of a shard of `samples` samples, from its unread content.
     pub(super) fn new(bytes: Box<dyn Read + Send>, samples: u64) -> Offsets {
         Offsets { bytes, left: samples.saturating_add(1), begun: false, block: Cursor::default() }
     }
 
-    /// The next offset; none behind the last.
+    /// The next offset; none after the last.
     ///
     /// # Errors
-    /// Those of the stream.
+    /// The errors of the stream.
     pub(super) fn next(&mut self) -> io::Result<Option<u32>> {
         if self.block.position() == self.block.get_ref().len() as u64 {
             if self.left == 0 {

@@ -3,7 +3,7 @@
 //! A shard is `u32 n`, `u32 offsets[n + 1]`, a description of the columns that the index states too,
 //! and the samples. A sample is a `u32` size for every column that has no fixed one, and the bytes
 //! of all columns. All is little endian, and offsets count from the beginning of the file. In memory
-//! is the wanted column of the samples at hand; of a shard in Snappy, which can only be decompressed
+//! is the wanted column of the current samples; of a shard in Snappy, which can only be decompressed
 //! as a whole, all of it.
 
 use std::{
@@ -38,7 +38,7 @@ pub(crate) enum ShardCompression {
 impl ShardCompression {
     pub(crate) const NONE: ShardCompression = ShardCompression::Streamed(Compression::None);
 
-    /// The compression of this name, with or without a level behind it (`zstd:7`).
+    /// The compression of this name, with or without a level after it (`zstd:7`).
     pub(crate) fn by_name(name: &str) -> Option<ShardCompression> {
         Some(ShardCompression::Streamed(match name.split(':').next()? {
             "zstd" => Compression::Zstd,
@@ -80,7 +80,7 @@ pub(crate) struct OpenShard {
     column: usize,
     raw_bytes: u64,
     samples: u64,
-    /// Where the samples behind the next one begin, and the last ends.
+    /// The beginnings of the samples after the next one, and the end of the last.
     offsets: Offsets,
     /// The next sample, and where it begins.
     sample: u64,
@@ -220,7 +220,7 @@ impl OpenShard {
         Ok(true)
     }
 
-    /// What is behind the last sample must be nothing, and decompress without a fault.
+    /// Checks that no bytes follow the last sample, and that the compressed end is sound.
     fn check_end(&mut self) -> Result<(), PrepareError> {
         match self.bytes.read(&mut [0]).map_err(|error| self.unreadable(error))? {
             0 => Ok(()),

@@ -34,7 +34,7 @@ const SHARDS: usize = 3;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Published,
-    /// Killed once so many shards were written.
+    /// Killed after this many shards were written.
     Killed(usize),
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Signing<'a> {
     judging: &'a Mutex<Judging>,
     signals: &'a Signals,
     pub(super) listed: Listed,
-    /// The input at hand, and the documents before it.
+    /// The current input, and the documents before it.
     begun: Option<(usize, u64)>,
     /// For each process two messages in the making: of copies and of bands.
     entries: Vec<Packet>,
@@ -74,7 +74,7 @@ impl Signing<'_> {
         }
     }
 
-    /// Takes the next document of an input, before which there were so many of others.
+    /// Takes the next document of input `number`; `before` documents of other inputs came before it.
     pub(super) fn push(
         &mut self,
         (number, before): (usize, u64),

@@ -1,4 +1,4 @@
-//! Groups of duplicates: each process knows those of documents in its own buckets, and process 0 links them.
+//! Groups of duplicates: each process knows the groups of documents in its own buckets, and process 0 links them.
 
 use super::{Comparing, GROUPS, GROUPS_END, MESSAGE_BYTES, ORDINAL_BITS};
 use crate::prepare::{

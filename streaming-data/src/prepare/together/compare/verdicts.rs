@@ -1,4 +1,4 @@
-//! Entries of a process's own buckets, and verdicts: those that it finds, and those on its documents.
+//! Entries of a process's own buckets, and verdicts: the ones that it finds, and the ones on its documents.
 
 use std::sync::Mutex;
 
@@ -40,7 +40,7 @@ pub(super) fn send_verdicts(
     }
 }
 
-/// Verdicts in the making: for each process those on copies and on near copies, which begin with its number.
+/// Verdicts in the making: for each process the verdicts on copies and on near copies, which begin with its number.
 struct Telling<'a> {
     pages: Vec<[Packet; 2]>,
     owners: &'a [usize],

@@ -22,7 +22,7 @@ use crate::{
     store::RemoteFolder,
 };
 
-/// Where they are. Names are those below the folder.
+/// Where the files are. Names are relative to the folder.
 pub(super) enum Files<'a> {
     Local(&'a Path),
     Remote(&'a RemoteFolder),
@@ -109,7 +109,7 @@ impl Files<'_> {
     }
 }
 
-/// The files in a folder of the data set whose names are those of content, and their sizes.
+/// The files in a folder of the data set that are named by their content, and their sizes.
 pub(super) fn named_by_content(
     files: &Files<'_>,
     inside: &str,

@@ -60,7 +60,7 @@ impl Unpruned {
     /// To be looked at after the index that the update begins with.
     ///
     /// # Errors
-    /// [`PrepareError::PruneRunning`], and those of the store.
+    /// [`PrepareError::PruneRunning`], and the errors of the store.
     pub(crate) fn look(folder: &RemoteFolder) -> Result<Unpruned, PrepareError> {
         let found = folder.get_if_there(&mark_file())?;
         match found.as_ref().is_some_and(|found| found.starts_with(AT_WORK.as_bytes())) {
@@ -72,7 +72,7 @@ impl Unpruned {
     /// Whether nothing was removed since; to be asked once the version and its index are there.
     ///
     /// # Errors
-    /// [`PrepareError::UpdateOvertaken`], and those of the store.
+    /// [`PrepareError::UpdateOvertaken`], and the errors of the store.
     pub(crate) fn check(&self, folder: &RemoteFolder) -> Result<(), PrepareError> {
         match folder.get_if_there(&mark_file())? == self.0 {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! How the blocks of the scans for sixteen states divide their work: `ScanTurns` of `scan.h`.
+//! How the blocks of the scans for sixteen states divide their work: `ScanWorkItems` of `scan.h`.
 //!
 //! 32 channels of a sample are a chain, cut into segments. Chains need no cut if every
 //! multiprocessor has equally many of them; otherwise, or if the last blocks would run alone,
@@ -19,13 +19,13 @@ const TILE: usize = 32;
 const UNEVEN_SEGMENTS: usize = 16;
 /// Segments of a chain, backward, where there are more chains than blocks at once.
 const MANY_SEGMENTS: usize = 4;
-/// Numbers that a thread hands on to its chain's next turn.
+/// Numbers that a thread hands on to its chain's next segment.
 const CARRIED: usize = 16;
 
-/// `ScanTurns` of `scan.h`.
+/// `ScanWorkItems` of `scan.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct Turns {
+pub(super) struct WorkItems {
     words: Address,
     chains: u32,
     segments: u32,
@@ -33,8 +33,8 @@ pub(super) struct Turns {
     unused: u32,
 }
 
-impl Turns {
-    /// For the kernels of any states, which take none.
+impl WorkItems {
+    /// For the kernels of any states, which do not take work items.
     pub(super) const NONE: Self =
         Self { words: Address::NULL, chains: 0, segments: 0, positions: 0, unused: 0 };
 }
@@ -43,7 +43,7 @@ impl Turns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) multiprocessors: usize,
-    /// Blocks that a multiprocessor has room for, or should have where there are turns to wait for.
+    /// Blocks that a multiprocessor has room for, or should have where segments wait for each other.
     pub(super) resident_blocks: usize,
 }
 
@@ -93,30 +93,29 @@ impl Cut {
         Self { chains, segments: all.div_ceil(positions), positions }
     }
 
-    /// Turns in all.
-    pub(super) fn turn_count(self) -> usize {
+    pub(super) fn item_count(self) -> usize {
         self.chains * self.segments
     }
 
-    /// Blocks of a forward scan, each of which takes turns until there are none. Where turns wait for others, every
-    /// multiprocessor has equally many blocks and no more than needed, so that those which wait are spread evenly.
+    /// Blocks of a forward scan, each of which takes work items until none is left. Where items wait for others, every
+    /// multiprocessor has equally many blocks and no more than needed, so that waiting blocks are spread evenly.
     pub(super) fn forward_blocks(self, room: Room) -> usize {
         let rounds = self.chains.div_ceil(room.multiprocessors);
         if rounds > room.resident_blocks {
-            return self.turn_count();
+            return self.item_count();
         }
-        self.turn_count().min(rounds * room.multiprocessors)
+        self.item_count().min(rounds * room.multiprocessors)
     }
 
-    /// Bytes of what turns hand on.
+    /// Bytes of the values that segments hand on.
     pub(super) fn carried_bytes(self) -> usize {
         let chains = if self.segments > 1 { self.chains } else { 0 };
         chains * SCAN_THREADS * CARRIED * size_of::<f32>()
     }
 
-    pub(super) fn turns(self, kernel: KernelName, words: Address) -> Result<Turns> {
-        count(kernel, "turns", self.turn_count())?;
-        Ok(Turns {
+    pub(super) fn work_items(self, kernel: KernelName, words: Address) -> Result<WorkItems> {
+        count(kernel, "turns", self.item_count())?;
+        Ok(WorkItems {
             words,
             chains: count(kernel, "chains", self.chains)?,
             segments: count(kernel, "segments", self.segments)?,
