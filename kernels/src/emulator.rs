@@ -1,9 +1,9 @@
 //! A [`Driver`] that runs GPU kernels on the CPU, for tests.
 //!
 //! The host's `g++` compiles each source with `kernels/gpu/emulator.h`: a GPU thread becomes a
-//! fiber, a running block an operating-system thread. So launchers, kernels and everything above
-//! them run without a GPU, at either warp width and with several orders of threads. The header
-//! lists what is not modelled.
+//! fiber, a running block an operating-system thread, which `kernels/gpu/emulator_launch.cpp`
+//! schedules. So launchers, kernels and everything above them run without a GPU, at either warp
+//! width and with several orders of threads. The header lists what is not modelled.
 
 mod matmul;
 mod memory;
