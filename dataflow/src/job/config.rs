@@ -201,7 +201,9 @@ impl RunConfig {
             set_key(&mut table, assignment)?;
         }
         let mut placeholders = Vec::new();
-        find_placeholders("", &toml::Value::Table(table.clone()), &mut placeholders);
+        for (key, value) in &table {
+            find_placeholders(key, value, &mut placeholders);
+        }
         if !placeholders.is_empty() {
             let what = format!("{PLACEHOLDER} still stands for {}", placeholders.join(", "));
             return Err(config_error(what));
@@ -294,8 +296,7 @@ fn find_placeholders(key: &str, value: &toml::Value, found: &mut Vec<String>) {
         }
         toml::Value::Table(table) => {
             for (name, value) in table {
-                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-                find_placeholders(&key, value, found);
+                find_placeholders(&format!("{key}.{name}"), value, found);
             }
         }
         _ => {}
