@@ -452,7 +452,6 @@ using ordered_groups::SegmentSums;
 GROUPS_KERNEL(ordered_groups_16x80, 16, 1, 5, 18, SegmentSums::ADDED, 1)
 GROUPS_KERNEL(ordered_groups_32x80, 32, 1, 5, 15, SegmentSums::ADDED, 1)
 GROUPS_KERNEL(ordered_groups_64x80, 64, 1, 5, 12, SegmentSums::ADDED, 1)
-GROUPS_KERNEL(ordered_groups_64x48, 64, 1, 3, 8, SegmentSums::ADDED, 2)
 GROUPS_KERNEL(ordered_groups_128x80, 128, 2, 5, 8, SegmentSums::ADDED, 1)
 // With many rows, each multiprocessor has one block, which takes one item after the other.
 GROUPS_KERNEL(ordered_groups_128x160, 128, 2, 10, 6, SegmentSums::ADDED, 1)

@@ -67,7 +67,7 @@ struct ScanPieceArguments {
     const float *delta_bias, *a_log, *d;
     u32 samples, positions, channels, states;
     u32 lanes;  // threads of a channel; any states
-    u32 wide;   // whether `state` and `a_log` are aligned for access of 16 bytes
+    u32 wide;   // whether `state`, `a_log` and all rows are aligned for access of 16 bytes
     static constexpr bool GOES_ON = true;
 };
 DEVICE u32 positions_of(const ScanPieceArguments& arguments, u32 sample) {

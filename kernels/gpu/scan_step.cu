@@ -1,11 +1,13 @@
 // One position of the selective scan of each sequence for generation, of channels with sixteen states in blocks of 32
-// channels: the bits are those of a piece (scan_piece.cu) of one position. A thread has four states of a channel.
+// channels: the bits are those of a piece (scan_piece.cu) of one position. A thread has four states of a channel, of two samples at
+// once where there are several: then twice as much is on its way, and the rates of the states are read half as often.
 //
 // scan_step_projected also computes the raw steps of time, delta_raw[b, e] = low[b, r] weight[e, r]^T, with the bits of
 // ordered_product.h: with few samples, the time of a token is the latency of one kernel after the other, and this saves
 // one kernel. A warp computes them for its own channels, whose weights are loaded before the kernel ahead has ended.
 //
-// Floor, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 28 us on an H100.
+// Floor, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 20 us on an H200; a copy in place
+// of as many bytes takes 21.4 there.
 #include "scan.h"
 #include "pack.h"
 #include "tile_product.h"
@@ -13,59 +15,105 @@
 
 namespace {
 
-// A thread's channel of a sample, and which four of its states. Blocks are whole.
+// A thread's channel of SAMPLES samples, and which four of its states. Blocks are whole.
+template <u32 SAMPLES>
 struct Own {
-    u32 row, channel, quad;
-    u64 item;  // row channels + channel
+    u32 row, channel, quad;  // the first sample
 
     __device__ __forceinline__ explicit Own(const ScanPieceArguments& arguments) {
-        item = (static_cast<u64>(blockIdx.x) * SCAN_THREADS + threadIdx.x) / 4;
-        row = static_cast<u32>(item / arguments.channels);
+        const u64 item = (static_cast<u64>(blockIdx.x) * SCAN_THREADS + threadIdx.x) / 4;
+        row = static_cast<u32>(item / arguments.channels) * SAMPLES;
         channel = static_cast<u32>(item % arguments.channels);
         quad = threadIdx.x % 4;
     }
 };
 
-// `of_delta()` returns the raw step of time, once the kernel ahead has ended.
-template <class Delta>
-DEVICE void step(const ScanPieceArguments& arguments, const Own& my, Delta& of_delta) {
+// What a step reads of a sample.
+struct Sample {
+    float h[4], b[4], c[4];
+    float x, z, delta_raw;
+};
+
+DEVICE void take_activations(float (&out)[4], const activation* from, bool wide) {
+    if (wide) {
+        unpack(out, load4(from));
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) out[j] = widen(from[j]);
+}
+
+// `delta_of(row)` returns a raw step of time, once the kernel ahead has ended.
+template <u32 SAMPLES, class Delta>
+DEVICE void step(const ScanPieceArguments& arguments, const Own<SAMPLES>& my, Delta& delta_of) {
     const bool wide = arguments.wide != 0;
-    float* const state = arguments.state + my.item * 16 + my.quad * 4;
-    float h[4], rate[4];
-    fetch_ahead(state);
+    const u64 of_sample = static_cast<u64>(arguments.channels) * 16;
+    float* const state = arguments.state + my.row * of_sample + my.channel * 16 + my.quad * 4;
+#pragma unroll
+    for (u32 i = 0; i < SAMPLES; i++) {
+        if (my.row + i < arguments.samples) fetch_ahead(state + i * of_sample);
+    }
+    float rate[4];
     take4(rate, arguments.a_log + static_cast<u64>(my.channel) * 16 + my.quad * 4, wide);
     const float delta_bias = arguments.delta_bias[my.channel], skip = arguments.d[my.channel];
-    await_previous();
-    take4(h, state, wide);
-    const float x = widen(*place(arguments.x, my.row, my.channel));
-    const float z = widen(*place(arguments.z, my.row, my.channel));
-    const float delta = softplus(of_delta() + delta_bias);
-    const float driven = delta * x;
-    float y = 0.0f;
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-        const float b = widen(*place(arguments.bc, my.row, my.quad * 4 + j));
-        const float c = widen(*place(arguments.bc, my.row, 16 + my.quad * 4 + j));
-        h[j] = fmaf(exp2_fast(delta * rate_of(rate[j])), h[j], driven * b);
-        y = fmaf(c, h[j], y);
+    for (u32 j = 0; j < 4; j++) rate[j] = rate_of(rate[j]);
+    await_previous();
+    Sample samples[SAMPLES];
+#pragma unroll
+    for (u32 i = 0; i < SAMPLES; i++) {
+        // The last sample once more where there is no other.
+        const u32 row = min(my.row + i, arguments.samples - 1);
+        const float* const from = state + (row - my.row) * of_sample;
+        if (wide) {
+            unpack(samples[i].h, load4_streaming(from));
+        } else {
+            take4(samples[i].h, from, false);
+        }
+        take_activations(samples[i].b, place(arguments.bc, row, my.quad * 4), wide);
+        take_activations(samples[i].c, place(arguments.bc, row, 16 + my.quad * 4), wide);
+        samples[i].x = widen(*place(arguments.x, row, my.channel));
+        samples[i].z = widen(*place(arguments.z, row, my.channel));
+        samples[i].delta_raw = delta_of(row);
     }
-    // In the order of a piece: the first two, the last two, both.
-    y += shuffle_xor(y, 1);
-    y += shuffle_xor(y, 2);
-    put4(state, h, wide);
-    if (my.quad != 0) return;
-    const float saved = widen(rounded(fmaf(skip, x, y)));
-    *place(arguments.out, my.row, my.channel) = rounded(gated(saved, z, sigmoid(z)));
+#pragma unroll
+    for (u32 i = 0; i < SAMPLES; i++) {
+        const Sample& sample = samples[i];
+        const float delta = softplus(sample.delta_raw + delta_bias), driven = delta * sample.x;
+        float h[4], y = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            h[j] = fmaf(exp2_fast(delta * rate[j]), sample.h[j], driven * sample.b[j]);
+            y = fmaf(sample.c[j], h[j], y);
+        }
+        // In the order of a piece: the first two, the last two, both.
+        y += shuffle_xor(y, 1);
+        y += shuffle_xor(y, 2);
+        if (my.row + i >= arguments.samples) break;
+        float* const to = state + i * of_sample;
+        if (wide) {
+            store4_streaming(to, make_float4(h[0], h[1], h[2], h[3]));
+        } else {
+            put4(to, h, false);
+        }
+        if (my.quad != 0) continue;
+        const float saved = widen(rounded(fmaf(skip, sample.x, y)));
+        *place(arguments.out, my.row + i, my.channel) = rounded(gated(saved, sample.z, sigmoid(sample.z)));
+    }
+}
+
+template <u32 SAMPLES>
+DEVICE void step_of(const ScanPieceArguments& arguments) {
+    release_next();
+    const Own<SAMPLES> my(arguments);
+    auto delta_of = [&](u32 row) { return widen(*place(arguments.delta_raw, row, my.channel)); };
+    step(arguments, my, delta_of);
 }
 
 }  // namespace
 
-KERNEL(scan_step, SCAN_THREADS, 1, ScanPieceArguments) {
-    release_next();
-    const Own my(arguments);
-    auto of_delta = [&] { return widen(*place(arguments.delta_raw, my.row, my.channel)); };
-    step(arguments, my, of_delta);
-}
+KERNEL(scan_step, SCAN_THREADS, 8, ScanPieceArguments) { step_of<1>(arguments); }
+KERNEL(scan_step_of_two, SCAN_THREADS, 8, ScanPieceArguments) { step_of<2>(arguments); }
 
 #if ACTIVATION_BF16
 struct ScanStepArguments {
@@ -92,7 +140,7 @@ struct Projection {
     const activation* low;
     Chunk weight[BLOCKS];
 
-    __device__ __forceinline__ Projection(const ScanStepArguments& given, const Own& my)
+    __device__ __forceinline__ Projection(const ScanStepArguments& given, const Own<1>& my)
         : arguments(given), low(settled(given.low + my.row * given.low_stride)) {
         const u32 column = my.channel / TILE_COLUMNS * TILE_COLUMNS + operand_row();
         const activation* const from = settled(given.weight + column * given.weight_stride);
@@ -104,7 +152,7 @@ struct Projection {
         }
     }
 
-    __device__ __forceinline__ float operator()() {
+    __device__ __forceinline__ float operator()(u32) {
         Chunk rows[BLOCKS][1][SLOTS];
         const u32 term = operand_chunk() * CHUNK;
 #pragma unroll
@@ -142,8 +190,8 @@ struct Projection {
 
 KERNEL(scan_step_projected, SCAN_THREADS, 1, ScanStepArguments) {
     release_next();
-    const Own my(arguments.scan);
-    Projection of_delta(arguments, my);
-    step(arguments.scan, my, of_delta);
+    const Own<1> my(arguments.scan);
+    Projection delta_of(arguments, my);
+    step(arguments.scan, my, delta_of);
 }
 #endif

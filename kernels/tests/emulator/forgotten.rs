@@ -276,7 +276,18 @@ fn a_forgotten_state_fails_the_body() {
     let pieces = bodies::selective_scan_piece::pieces_agree;
     assert_needs::<Fp32>("scan_piece.cu", "    put4(state, h, wide);\n", pieces);
     assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
-    assert_needs::<Fp32>("scan_step.cu", "    put4(state, h, wide);\n", pieces);
+    let steps = bodies::selective_scan_piece::steps_agree;
+    for forgotten in
+        ["store4_streaming(to, make_float4(h[0], h[1], h[2], h[3]));", "put4(to, h, false);"]
+    {
+        assert_needs::<Fp32>("scan_step.cu", forgotten, steps);
+    }
+    let change = SourceChange {
+        source: "scan_step.cu",
+        from: "if (my.row + i >= arguments.samples) break;",
+        to: "if (i > 0) break;",
+    };
+    assert_change_shows::<Fp32>(change, steps);
     assert_needs::<Fp32>("scan_step.cu", "    y += shuffle_xor(y, 2);", pieces);
 }
 

@@ -97,10 +97,9 @@ const OF_ALL_ROWS: [Groups; 3] = [
     groups("ordered_groups_64x80", [64, 80], 12),
 ];
 /// Kernels of more rows, by falling size of their blocks.
-const OF_MORE_ROWS: [Groups; 3] = [
+const OF_MORE_ROWS: [Groups; 2] = [
     groups("ordered_groups_128x160", [128, 160], 6),
     groups("ordered_groups_128x80", [128, 80], 8),
-    groups("ordered_groups_64x48", [64, 48], 8),
 ];
 /// Kernels that leave segments apart.
 const WIDE_APART: Groups = apart("ordered_groups_apart_64x192", [64, 192], 3);
@@ -198,20 +197,20 @@ enum Kind {
 }
 
 impl Plan {
-    /// Blocks as large as leaves two thirds of the multiprocessors at work, and segments apart where columns are too few for that:
-    /// what was fastest on an H200, of the shapes of Mamba 2.8b, in the course of a token.
+    /// Blocks as large as leaves two thirds of the multiprocessors at work, of more than 64 rows those of 64 by 80 down to a third of
+    /// them, and segments apart where columns are too few for that: what was fastest on an H200, of the shapes of Mamba 2.8b. What a
+    /// multiprocessor reads bounds them, so that two blocks of 64 by 48 beside one another, of which more are at work, take longer.
     pub(super) fn new(device: &DeviceProperties, sizes: Sizes) -> Self {
         let multiprocessors = device.multiprocessors as usize;
-        let is_enough =
-            |groups: &Groups| sizes.segments == 1 || 3 * groups.items(sizes) >= 2 * multiprocessors;
+        let fills = |groups: &Groups, thirds| 3 * groups.items(sizes) >= thirds * multiprocessors;
+        let is_enough = |groups: &Groups, thirds| sizes.segments == 1 || fills(groups, thirds);
         let is_of_all_rows = |groups: &Groups| sizes.rows <= groups.rows;
         let added = match OF_ALL_ROWS.into_iter().find(is_of_all_rows) {
-            Some(groups) => Some(groups).filter(is_enough),
+            Some(groups) => Some(groups).filter(|groups| is_enough(groups, 2)),
             None => {
-                let [largest, larger, small] = OF_MORE_ROWS;
-                let fills = |groups: &Groups| 3 * groups.items(sizes) >= 2 * multiprocessors;
-                let by_size = [largest, larger].into_iter().find(fills);
-                by_size.or(Some(small).filter(is_enough))
+                let by_size = OF_MORE_ROWS.into_iter().find(|groups| fills(groups, 2));
+                let [.., small] = OF_ALL_ROWS;
+                by_size.or(Some(small).filter(|groups| is_enough(groups, 1)))
             }
         };
         if let Some(groups) = added {
@@ -370,8 +369,8 @@ mod tests {
         assert_eq!(in_proj(32), "ordered_groups_32x80");
         assert_eq!(in_proj(64), "ordered_groups_64x80");
         assert_eq!(in_proj(128), "ordered_groups_128x80");
-        assert_eq!(dt_proj(128), "ordered_groups_64x48");
-        assert_eq!(out_proj(128), "ordered_groups_64x48");
+        assert_eq!(dt_proj(128), "ordered_groups_64x80");
+        assert_eq!(out_proj(128), "ordered_groups_64x80");
         assert_eq!(x_proj(128), "ordered_groups_apart_64x16");
         assert_eq!(in_proj(4096), "ordered_groups_128x160");
         assert_eq!(head(1024), "ordered_groups_128x160");
@@ -388,7 +387,7 @@ mod tests {
         assert_eq!(kernel(1, 2560, 10240), "ordered_staged_32");
         assert_eq!(kernel(64, 2560, 2560), "ordered_groups_apart_64x192");
         assert_eq!(kernel(64, 2560, 10240), "ordered_groups_apart_64x192");
-        assert_eq!(kernel(128, 2560, 10240), "ordered_groups_64x48");
+        assert_eq!(kernel(128, 2560, 10240), "ordered_groups_64x80");
     }
 
     #[test]

@@ -64,9 +64,8 @@ impl Piece {
         let mut rows = CheckedRows::new(*plan);
         let out = rows.write("out", out)?;
         let inputs = rows.inputs(inputs)?;
-        let wide = [piece.state.address(), inputs.a_log]
-            .iter()
-            .all(|address| address.0.is_multiple_of(ALIGNMENT as u64));
+        let aligned = |address: Address| address.0.is_multiple_of(ALIGNMENT as u64);
+        let wide = rows.aligned && aligned(piece.state.address()) && aligned(inputs.a_log);
         let arguments = Arguments {
             out,
             state: piece.state.address(),
@@ -89,9 +88,9 @@ impl Piece {
     }
 }
 
-/// Blocks of `scan_step`, each of whole channels.
-pub(super) fn step_blocks(plan: &Plan) -> usize {
-    plan.shape.sequences().samples() * plan.shape.channels() * STEP_LANES / SCAN_THREADS
+/// Blocks of a step whose threads have `each` samples, each of whole channels.
+pub(super) fn step_blocks(plan: &Plan, each: usize) -> usize {
+    plan.samples.div_ceil(each as u32) as usize * plan.shape.channels() * STEP_LANES / SCAN_THREADS
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -108,7 +107,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let is_step = plan.positions == 1 && piece.lengths.is_none();
         let Piece { arguments, aligned } = Piece::new(&plan, out, piece, inputs)?;
         let (source, name, blocks, shared_bytes) = match (plan.way, is_step) {
-            (Way::Sixteen, true) => (&SCAN_STEP, "scan_step", step_blocks(&plan), 0),
+            (Way::Sixteen, true) if samples == 1 => {
+                (&SCAN_STEP, "scan_step", step_blocks(&plan, 1), 0)
+            }
+            (Way::Sixteen, true) => (&SCAN_STEP, "scan_step_of_two", step_blocks(&plan, 2), 0),
             (Way::Sixteen, false) => {
                 let name = if aligned { "scan_piece" } else { "scan_piece_unaligned" };
                 let warp = self.driver().properties().warp;

@@ -83,7 +83,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             terms: size32(KERNEL, "terms", terms)?,
             padding: 0,
         };
-        let launch = plan.launch(step_blocks(&plan), 0)?.early(samples);
+        let launch = plan.launch(step_blocks(&plan, 1), 0)?.early(samples);
         // SAFETY: `Piece` has checked what the scan reads and writes, and `low` and `dt_weight` were checked here, and their alignment.
         unsafe { self.launch(stream, &SCAN_STEP, "scan_step_projected", launch, arguments) }
     }
