@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 #[derive(Debug)]
 #[must_use = "the environment ends with this value"]
 pub struct FloatEnvironment {
-    /// What the thread had before, where that was another one.
+    /// The thread's environment before this one; `None` where it was the same.
     before: Option<register::Control>,
     /// The register is a thread's own: a value that went to another thread would restore it there.
     of_this_thread: PhantomData<*const ()>,

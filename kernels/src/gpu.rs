@@ -65,13 +65,13 @@ pub struct Gpu<D: Driver, P: Precision> {
     precision: std::marker::PhantomData<P>,
 }
 
-/// What has been compiled and loaded.
+/// The modules and kernels that have been compiled and loaded.
 struct Kernels<D: Driver> {
     modules: HashMap<SourceKey, Slot<D>>,
     kernels: HashMap<(SourceKey, &'static str), D::Kernel>,
 }
 
-/// What tells sources apart.
+/// The key of a source: the name of its file, and its definitions.
 type SourceKey = (&'static str, &'static [Definition]);
 
 /// Where a module is once it is loaded. Its loader holds the lock meanwhile: others wait for that one alone.

@@ -45,13 +45,13 @@ const WAVE: u32 = 87;
 const INSUFFICIENT_DRIVER: Code = Code(35);
 const INVALID_DEVICE: Code = Code(101);
 
-/// What HIP has beside the functions of the table.
+/// The HIP runtime: the functions of the table, and those that HIP alone has.
 struct Hip {
     table: Table,
     properties: Properties,
     /// As the runtime numbers itself: 60_241_134 is 6.2.
     version: c_int,
-    /// What follows the name of its library, such as `.so.6`: that of others of the same release.
+    /// The ending of the runtime's file name, such as `.so.6`: the other libraries of the same release have it too.
     suffix: &'static str,
     found: FoundLibrary,
 }
@@ -112,7 +112,7 @@ impl Hip {
         once(&HIP, Self::open)
     }
 
-    /// What a device calls its architecture, with its features: such as `gfx942:sramecc+:xnack-`.
+    /// The architecture of a device in HIP's spelling, with its features: such as `gfx942:sramecc+:xnack-`.
     fn architecture(&self, name: &str, device: Device) -> Result<String> {
         /// More than the struct of any version has.
         const ROOM: usize = 8192;

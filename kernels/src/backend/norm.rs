@@ -13,7 +13,7 @@ pub enum NormInput<'a, B: Runtime> {
     Activation(Matrix<'a, B, B::Activation>),
 }
 
-/// What a norm is of and with.
+/// The inputs of a norm: rows and parameters.
 pub struct NormInputs<'a, B: Runtime> {
     /// Its rows.
     pub x: NormInput<'a, B>,
@@ -48,7 +48,7 @@ pub struct NormGradients<'a, B: Runtime> {
     pub dbias: Option<SliceMut<'a, B, f32>>,
 }
 
-/// What the gradients of a norm are formed from.
+/// The inputs from which the gradients of a norm are computed.
 pub struct NormSaved<'a, B: Runtime> {
     /// As forward read it.
     pub x: NormInput<'a, B>,

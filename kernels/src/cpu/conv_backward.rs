@@ -27,7 +27,7 @@ pub(crate) struct ParameterGradients<'a> {
     pub(crate) dbias: Option<&'a mut [f32]>,
 }
 
-/// What the backward convolution reads.
+/// The inputs of the backward convolution.
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardInputs<'a> {
     pub(crate) dout: Rows<'a>,

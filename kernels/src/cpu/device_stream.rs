@@ -105,7 +105,7 @@ pub struct DeviceStream {
     scratch: Vec<Lanes>,
     token_rows: Vec<TokenRow>,
     weight_gradient: Option<Buffer<f32>>,
-    /// What was shared of each element type, as `Arc<Buffer<T>>`: memory that its readers have left is used again.
+    /// Copies that were shared, as `Arc<Buffer<T>>` of any element type: one that no reader holds any more is reused.
     copies: Vec<Box<dyn Any + Send>>,
 }
 

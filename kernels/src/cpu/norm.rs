@@ -102,7 +102,7 @@ fn means(shape: NormShape) -> usize {
     shape.statistics() - shape.normed().rows()
 }
 
-/// What is normed of a part of the rows, whose first in `x` is `first_row`.
+/// The forward norm of a part of the rows, from row `first_row` of `x` on.
 pub(super) struct Forward<'a> {
     pub(super) y: RowsMut<'a>,
     /// Of a layer norm.

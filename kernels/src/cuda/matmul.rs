@@ -27,7 +27,7 @@ use crate::gpu::vendor::product::key::{PROBED_ENTRIES, PROBED_ROWS, canonical};
 use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 use crate::gpu::vendor::table::Device;
 
-/// What is told of the library, which [`CublasLt`] looks for by these names too.
+/// The library's version and file, for the inventory. [`CublasLt`] looks for the same names.
 pub(super) fn found() -> Result<FoundLibrary> {
     let names = ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"];
     let library = OpenLibrary::first_of(BACKEND, "NVIDIA's matrix library", &names)?;
@@ -39,7 +39,7 @@ pub(super) fn found() -> Result<FoundLibrary> {
     Ok(library.found(format!("cuBLASLt {version}"), "cublasLtGetVersion"))
 }
 
-/// What the library is told that it answered; [`Answer::Refuses`] where it would answer the same again.
+/// An error of the library as an [`Answer`]: [`Answer::Refuses`] where the same call would fail again, else [`Answer::Fails`].
 fn answer(error: CublasError) -> Answer {
     match error.0 {
         cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED

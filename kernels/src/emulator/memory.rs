@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Room {
-    /// What an emulated GPU has unless told otherwise.
+    /// The memory of an emulated GPU for which no other size was set: 1 GiB.
     pub(super) const DEFAULT_BYTES: usize = 1 << 30;
 
     pub(super) fn new(total_bytes: usize, schedule: Option<Arc<Schedule>>) -> Arc<Self> {
@@ -57,7 +57,8 @@ impl Room {
         Some(EmulatorMemory { storage: Some(storage), room: Arc::clone(self) })
     }
 
-    /// Keeps what is dropped from now on, for a graph.
+    /// While the result lives, memory that is dropped keeps its place: the steps of a graph may
+    /// name it.
     pub(super) fn keep(self: &Arc<Self>) -> Kept {
         self.state().graphs += 1;
         Kept(Arc::clone(self))

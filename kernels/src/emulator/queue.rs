@@ -16,7 +16,8 @@ pub struct EmulatorQueue {
     pub(super) scheduled: Option<ScheduledQueue>,
 }
 
-/// What was recorded, and the memory that it names.
+/// The recorded steps of a queue. The memory that they name is kept for as long as the graph
+/// exists.
 pub struct EmulatorGraph(pub(super) Arc<Recorded>);
 
 pub(super) struct Recorded {

@@ -26,7 +26,7 @@ struct State {
     dropped: Vec<Storage>,
 }
 
-/// What one queue has to do.
+/// The work of one queue that has not run yet.
 #[derive(Default)]
 struct Pending {
     entries: VecDeque<Entry>,

@@ -17,7 +17,7 @@ use crate::gpu::source::{HEADERS, Source};
 /// The variable that names the folder.
 const FOLDER_VARIABLE: &str = "TIDEMILL_KERNEL_CACHE";
 
-/// What a file ends with: the checksum and the number of the bytes before it.
+/// The bytes at the end of a file: the checksum and the number of the bytes before them.
 const SEAL_BYTES: usize = 24;
 
 fn seal(image: &[u8]) -> [u8; SEAL_BYTES] {
@@ -56,7 +56,7 @@ impl CacheEntry {
         self.path.as_deref()
     }
 
-    /// What is there, if it is what was put there.
+    /// The bytes in the file, if they are those that were written.
     pub fn read(&self) -> Option<Vec<u8>> {
         let path = self.path.as_deref()?;
         let mut bytes = std::fs::read(path).ok()?;

@@ -24,7 +24,7 @@ pub const RCCL: &str = "librccl.so.1";
 /// The oldest version of either that knows every call and struct here, as they number themselves: 2.18, which is that of ROCm 6.
 const OLDEST: c_int = 21_800;
 
-/// What processes that form a group must have in common.
+/// The identifier of a group, which all its processes need to join it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct GroupId([u8; Self::BYTES]);
 
@@ -61,7 +61,8 @@ const FLOATS: c_int = 7;
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// What the library alone does with the memory of all ranks of a group. No weight may come of it.
+/// A collective that the library carries out alone, over the memory of all ranks of a group. No weight may come of it: the order of
+/// its additions is the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryCollective {
     /// To each rank its share of the sums of what all have. The bits depend on the number of ranks and on the library.
@@ -192,7 +193,7 @@ impl CollectiveLibrary {
         Ok(Self(Arc::new(Opened { table, name, version, _library: library })))
     }
 
-    /// What is told of it.
+    /// The library's name, version and file, for the inventory.
     pub fn found(&self) -> FoundLibrary {
         let Opened { name, version, table, .. } = &*self.0;
         let name = name.rsplit('/').next().unwrap_or(name).split('.').next().unwrap_or(name);
@@ -200,7 +201,7 @@ impl CollectiveLibrary {
         FoundLibrary { version: format!("{name} {}", release(*version)), file }
     }
 
-    /// What the processes of a new group must have in common: one of them makes it and tells the others.
+    /// A new group's identifier: one of its processes makes it and sends it to the others.
     ///
     /// # Errors
     /// A library that cannot use the network interfaces of this machine.
@@ -268,7 +269,7 @@ impl GroupMember {
     /// exchange waits until all have joined.
     ///
     /// # Errors
-    /// What the library answers.
+    /// An error of the library.
     pub(crate) fn join(
         library: &CollectiveLibrary,
         id: GroupId,
@@ -331,12 +332,13 @@ impl GroupMember {
         self.settle("exchanging")
     }
 
-    /// Enqueues `what` the library does alone with fp32 elements `from` this rank's memory `into` it, on a queue of the device that
-    /// the group was joined with. A share is of `share_elements`: what is received of sums, or what is sent of what is gathered.
+    /// Enqueues `what`, by the library alone, on a queue of the device that the group was joined with: it reads fp32 elements
+    /// `from` and writes them to `into`, both in this rank's memory. A share is of `share_elements`: a reduce-scatter writes one,
+    /// an all-gather reads one.
     ///
     /// # Safety
-    /// One side has a share and the other as many as there are ranks, inside memory of that device, and they do not overlap. `queue`
-    /// is one of that device's, and stays until what is enqueued has run.
+    /// One side has a share and the other as many as there are ranks, inside memory of that device, and they do not overlap.
+    /// `queue` is one of that device's, and stays alive until the collective has run.
     pub(crate) unsafe fn collective(
         &self,
         queue: *mut c_void,
@@ -380,8 +382,8 @@ impl GroupMember {
         }
     }
 
-    /// Ends what this rank waits for, on the device and on the host, where another thread may wait. Takes as long as the device
-    /// needs to end what is not the library's: for ever, where a kernel hangs.
+    /// Aborts the collectives that this rank waits for, on the device and on the host, where another thread may be waiting. Takes
+    /// as long as the other work of the device does: for ever, where a kernel hangs.
     pub fn abort(&self) {
         if let Some(Raw(raw)) = self.lock().take() {
             // SAFETY: the member is alive, and nothing else names it from now on.

@@ -35,14 +35,14 @@ pub enum Timing {
     Unknown,
 }
 
-/// What a driver knows of its device.
+/// The properties of a device that launchers and messages need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
     /// `cuda`, `rocm` or `emulator`.
     pub backend: &'static str,
     /// The device's name, such as `NVIDIA H200`.
     pub name: String,
-    /// What kernels are compiled for, such as `sm_90a`.
+    /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub architecture: String,
     /// Lanes of a warp: 32 or 64.
     pub warp: u32,
@@ -175,7 +175,7 @@ pub enum Rows {
     Fixed,
 }
 
-/// What is added to every row of a product.
+/// A vector that is added to every row of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bias {
     /// `bias[n]`, at a multiple of 16 bytes.
@@ -184,7 +184,8 @@ pub struct Bias {
     pub element: ElementKind,
 }
 
-/// Products of one shape that are formed together: the operands of entry i begin i times so many elements after those of the first.
+/// Products of one shape that are formed together: the operands of entry i begin i times `out`, `a` and `b` elements after those of
+/// the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Batch {
     /// Products, at least 1.
@@ -219,9 +220,9 @@ pub struct MatrixProduct {
     pub k: usize,
     /// Whether it replaces or adds.
     pub output: Output,
-    /// What it adds to, laid out as `out`, which it may be itself.
+    /// The matrix that it adds to, laid out as `out`; it may be `out` itself.
     pub base: Address,
-    /// What is added to its rows: only where the driver says that it [adds](Driver::adds_bias) it.
+    /// The vector that is added to its rows: only where the driver says that it [adds](Driver::adds_bias) it.
     pub bias: Option<Bias>,
     /// Whether m may change.
     pub rows: Rows,
@@ -269,10 +270,10 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Recorded launches.
     type Graph: Send;
 
-    /// What the device is.
+    /// The properties of the device.
     fn properties(&self) -> &DeviceProperties;
 
-    /// What tells the device from any other of any machine, if anything does.
+    /// An identifier that no other device of any machine has, if there is one.
     fn identity(&self) -> Option<String>;
 
     /// Bytes of device memory that are free now, and all there are.
@@ -363,7 +364,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, queue: &mut Self::Queue, timing: Timing) -> Result<Self::Event>;
 
-    /// What is enqueued from now on waits for `event`, which may be of another queue and of another device.
+    /// Makes all work that is enqueued from now on wait for `event`, which may belong to another queue and to another device.
     fn wait_for(&self, queue: &mut Self::Queue, event: &Self::Event) -> Result<()>;
 
     /// Whether the device has reached `event`.
@@ -372,7 +373,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Waits until the device has reached `event`, or fails: for what is about to go.
+    /// Waits until the device has reached `event`, or fails; called before memory that the work ahead of the event uses is freed.
     fn settle(event: &Self::Event);
 
     /// Milliseconds of device time between two events that have been reached and whose times were noted.
@@ -407,7 +408,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Whether the matrix library forms `product` with its bias. The answer does not depend on m where rows are free.
     ///
     /// # Errors
-    /// What made the library fail.
+    /// An error of the library.
     fn adds_bias(&self, queue: &mut Self::Queue, product: &MatrixProduct) -> Result<bool>;
 
     /// Enqueues a matrix product.
@@ -420,8 +421,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Whether launches can be recorded.
     fn has_graphs(&self) -> bool;
 
-    /// Begins to record what is enqueued on `queue`, instead of running it. Until the end nothing else may be asked of the
-    /// queue than launches, products, copies on the device and zeroing.
+    /// Begins to record the work that is enqueued on `queue`, instead of running it. Until the end the queue may only be given
+    /// launches, products, copies on the device and zeroing.
     fn begin_graph(&self, queue: &mut Self::Queue) -> Result<()>;
 
     /// Ends the recording, also where it answers an error. Memory that the launches name stays there for as long as the
@@ -450,12 +451,12 @@ pub trait Installed: Driver {
     /// As [`device_count`](Self::device_count).
     fn together() -> Result<usize>;
 
-    /// What there is of the maker, part by part.
+    /// The maker's devices and libraries, each as found or with the error.
     fn inventory() -> Inventory;
 
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
+    /// No such device, one that is too old, a library that is missing or too old, or an error of the driver.
     fn open(ordinal: usize) -> Result<Self>;
 }

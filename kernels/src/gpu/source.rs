@@ -16,12 +16,12 @@ pub struct Source {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// What it is compiled with: a file of kernels for several cases is a source for each.
+    /// The macros that it is compiled with: a file of kernels for several cases is a source for each.
     pub definitions: &'static [Definition],
 }
 
 impl Source {
-    /// What no other source has.
+    /// The key of the source, which no other source has.
     pub(super) fn key(&self) -> (&'static str, &'static [Definition]) {
         (self.name, self.definitions)
     }
@@ -51,7 +51,7 @@ pub struct Header {
     pub text: &'static str,
 }
 
-/// A file, and what is defined for it.
+/// A source: a file, and the macros that it is compiled with.
 macro_rules! source {
     ($name:literal $(, $macro:ident = $value:literal)*) => {
         Source {
@@ -62,7 +62,7 @@ macro_rules! source {
     };
 }
 
-/// What sources may include.
+/// The headers that sources may include.
 pub static HEADERS: &[Header] = &[
     Header { name: "attention.h", text: include_str!("../../gpu/attention.h") },
     Header {
@@ -207,7 +207,7 @@ pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS
 pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward.cu", DOCUMENTS = "1");
 /// That of any states.
 pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any.cu", DOCUMENTS = "1");
-/// What stands before and after the walks of the scans.
+/// The kernels before and after the walks of the scans: B and C packed for the walks, and sums over blocks and samples.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 /// Sums along a tree, over the memory of several devices.
 pub static TREE_SUM: Source = source!("tree_sum.cu");
@@ -266,7 +266,8 @@ pub static ALL: &[&Source] = &[
     &TREE_SUM,
 ];
 
-/// The sources of groups of kernels, each once. `is_scan_of_sixteen` says which scan a device takes for so many channels and states.
+/// The sources of groups of kernels, each once. `is_scan_of_sixteen` says whether the device scans that many channels and states by
+/// the kernels for sixteen states.
 pub(super) fn of_groups(
     groups: &[KernelGroup],
     is_scan_of_sixteen: impl Fn(usize, usize) -> bool,
@@ -328,7 +329,7 @@ pub(super) fn of_groups(
     sources
 }
 
-/// What a source is compiled for, beside the architecture.
+/// The options that a source is compiled with, beside the architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
     /// The type of activations.

@@ -34,7 +34,7 @@ const PART_ROWS: usize = 4096;
 /// The parts of a grain at most: those of a narrow weight fit into [`MOST_BYTES`].
 const MOST_PARTS: usize = 16;
 
-/// What the rows of a part are a multiple of where a grain has too many for [`PART_ROWS`].
+/// The rows of a part are a multiple of this where a grain has too many for parts of [`PART_ROWS`].
 const ROWS_STEP: usize = 64;
 
 /// The products that are formed together at most.

@@ -2,7 +2,7 @@
 
 use crate::shape::AttentionShape;
 
-/// What rotations read.
+/// The inputs of a rotation: the angles, and the position of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryInputs<'a> {
     /// `table[positions, p]`: of each position the cosines of its angles, then their sines.

@@ -39,7 +39,7 @@ impl Handles {
     /// The handle of a queue, or that of none; `make` makes it when it is first needed.
     ///
     /// # Errors
-    /// What `make` answers, and a queue that is being recorded: what a handle allocates would spoil that.
+    /// An error of `make`; or a queue that is being recorded, where the allocations of a new handle would spoil the recording.
     pub(super) fn get(
         &self,
         queue: Option<&Queue>,

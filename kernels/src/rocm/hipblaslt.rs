@@ -30,7 +30,7 @@ use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::key::canonical;
 use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 
-/// What a function of the library answers: a `hipblasStatus_t`.
+/// The status that a function of the library returns: a `hipblasStatus_t`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Status(c_int);
@@ -241,7 +241,7 @@ impl HipBlasLt {
         format!("hipBLASLt {}", self.version)
     }
 
-    /// What is told of it.
+    /// The library's version and file, for the inventory.
     pub(super) fn found(&self) -> FoundLibrary {
         self.functions.library.found(self.version(), "hipblasLtCreate")
     }

@@ -79,8 +79,8 @@ impl Matrices {
         self.name.clone()
     }
 
-    /// What is there: the library of each device that there are kernels for; rocBLAS, without a version of a device, where there is
-    /// none.
+    /// The library of each device that the kernels support, for the inventory. Without such a device it is rocBLAS, whose version
+    /// is then asked for without a device.
     ///
     /// # Errors
     /// As for [`open`](Self::open), and what made the driver fail.

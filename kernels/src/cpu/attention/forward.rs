@@ -76,7 +76,7 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// What a head keeps of a tile of queries.
+/// A head's scratch memory for a tile of queries.
 pub(super) struct Scratch<'a> {
     /// The queries, transposed and scaled.
     columns: &'a mut [QueryLanes],

@@ -21,7 +21,7 @@ pub(super) enum Side {
     Right,
 }
 
-/// What a run of contiguous elements of a factor is.
+/// The contents of a run of contiguous elements of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     /// All terms of one row or column of the product.
@@ -169,8 +169,9 @@ pub(super) fn whole_bias(columns: usize) -> Vec<f32> {
     (0..columns).map(|_| random.whole(255) as f32).collect()
 }
 
-/// The largest whole number of a factor of sums of so many terms. Sums stay below 2^22, which fp32 and matrix units of every kind
-/// hold exactly in any order; of few terms they are still large enough for bf16 to round them, and the factors are numbers of bf16.
+/// The largest whole number in a factor whose sums have `terms` terms. Sums stay below 2^22, which fp32 and matrix units of every
+/// kind hold exactly in any order; sums of few terms are still large enough for bf16 to round them, and the factors are numbers of
+/// bf16.
 fn largest_whole(terms: usize) -> u64 {
     let most = ((1_u64 << 22) as f64 / terms.max(1) as f64).sqrt();
     (most as u64).clamp(1, 255)

@@ -11,10 +11,11 @@ use crate::gpu::driver::{Batch, Bias, Driver, ElementKind, MatrixProduct, Operan
 /// Rows of the largest product of free rows, enough to fill a GPU.
 const MOST_ROWS: usize = 4096;
 
-/// What free rows may take in memory: beside them stands the right factor, which is as large as a weight.
+/// Bytes that the left factor and the output may take where rows are free; the right factor, as large as a weight, comes on top.
 const MOST_BYTES: usize = 256 << 20;
 
-/// What fixed rows may take: a weight's gradient, which is formed where a model's activations are held.
+/// Bytes that the output may take where rows are fixed: it is the gradient of a weight, and is formed while a model's activations
+/// are in memory.
 const MOST_FIXED_BYTES: usize = 64 << 20;
 
 /// Entries of the batches that are formed: one by itself, few, and enough to fill a GPU with weights that are narrow.
@@ -82,7 +83,7 @@ impl<D: Driver> Placed<D> {
     }
 }
 
-/// What the operands hold.
+/// The kind of numbers in the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Numbers {
     Cancelling,
@@ -100,11 +101,11 @@ pub(super) struct Trial<D: Driver> {
     layouts: [Layout; 2],
     factors: [Placed<D>; 2],
     out: Placed<D>,
-    /// What a product is added to where that is not its output.
+    /// The matrix that a product is added to, where that is not its output.
     base: Option<Placed<D>>,
-    /// What is added to holds before a product that adds: [`PERIOD`] rows.
+    /// The contents of the matrix that a product is added to, before the addition: [`PERIOD`] rows.
     before: Option<D::Memory>,
-    /// What is added to rows, where something is: the same whatever the operands hold.
+    /// The bias of a product that has one, on the device and on the host: the same for both kinds of numbers.
     bias: Option<(D::Memory, Vec<f32>)>,
     /// From row to row of `out`.
     row_bytes: usize,
@@ -129,7 +130,7 @@ impl<D: Driver> Trial<D> {
             }
         };
         let (rows, k) = match product.rows {
-            // At least two periods, so that some rows stand in another place.
+            // At least two periods, so that equal rows lie at different places.
             Rows::Free => {
                 let fitting = MOST_BYTES / a_bytes.saturating_add(row_bytes).max(1);
                 (fitting.clamp(2 * PERIOD, MOST_ROWS), product.k)
@@ -203,10 +204,10 @@ impl<D: Driver> Trial<D> {
         })
     }
 
-    /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
+    /// The flaw of the algorithm by which `multiply` forms a product; `None` where it has none.
     ///
     /// # Errors
-    /// What the driver answers, and what `multiply` does but for that the library refuses.
+    /// An error of the driver, and one of `multiply`, except that the library refuses the product, which is a flaw.
     pub(super) fn flaw(
         &mut self,
         driver: &D,

@@ -36,7 +36,7 @@ struct DocumentStartBits {
 pub(super) struct StartBits(Option<Address>);
 
 impl StartBits {
-    /// What a kernel is given.
+    /// The address of the bits as a kernel reads it; null for samples of one document.
     pub(super) fn address(self) -> Address {
         self.0.unwrap_or(Address::NULL)
     }

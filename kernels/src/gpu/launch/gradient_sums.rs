@@ -209,7 +209,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `lane += parts[g, 0] + parts[g, 1] + ...` for each grain g in order; the parts of a grain are added first, in order.
     ///
     /// # Safety
-    /// `parts` names memory of the device for so many matrices of the lane's rows and columns.
+    /// `parts` names memory of the device for as many matrices as it states, each of the lane's rows and columns.
     pub(in crate::gpu) unsafe fn launch_add_parts(
         &self,
         stream: &mut GpuStream<D>,

@@ -112,7 +112,7 @@ impl Context {
         asked.result().map(|()| [free, total])
     }
 
-    /// What tells the device from any other.
+    /// The device's UUID, which no other device has.
     pub fn uuid(&self) -> Answered<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: it writes 16 bytes.

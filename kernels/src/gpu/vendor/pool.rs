@@ -21,7 +21,7 @@ pub(super) struct Pool {
     spare_events: SpareEvents,
 }
 
-/// What was dropped while graphs are there.
+/// Resources that were dropped while graphs exist.
 #[derive(Default)]
 struct Aside {
     graphs: usize,
@@ -45,7 +45,8 @@ unsafe impl Send for ModuleHandle {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for ModuleHandle {}
 
-/// What is set aside of a device, by any of its owners; `first` is called where no other owner is alive, before there is one.
+/// The resources set aside on a device, shared by all its owners in this process. Where no other owner is alive, `first` runs
+/// before they are made.
 fn aside_of(context: &Context, first: impl FnOnce() -> Result<()>) -> Result<Arc<Mutex<Aside>>> {
     type OfDevices = BTreeMap<(usize, Device), Weak<Mutex<Aside>>>;
     static OF_DEVICES: Mutex<OfDevices> = Mutex::new(BTreeMap::new());
@@ -63,9 +64,9 @@ fn aside_of(context: &Context, first: impl FnOnce() -> Result<()>) -> Result<Arc
 }
 
 impl Pool {
-    /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
-    /// an owner before this one has left there is given back, unless another is alive: that takes a wait for all that the device has
-    /// been given, which spoils what another thread is recording.
+    /// The pool lets the driver keep memory that is freed: buffers are planned once, so the same sizes will be needed again. Memory
+    /// that an earlier owner has left there is released, unless another owner is alive: releasing takes a wait for all work of the
+    /// device, which spoils the recordings of other threads.
     pub(super) fn new(context: Arc<Context>, device: &str) -> Result<Arc<Self>> {
         let table = context.table();
         let aside = aside_of(&context, || {

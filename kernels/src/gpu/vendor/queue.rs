@@ -73,7 +73,7 @@ impl Queue {
         self.stream
     }
 
-    /// What is enqueued from now on waits for `event`.
+    /// Makes all work that is enqueued from now on wait for `event`.
     pub(super) fn wait_for(&mut self, event: &Event, device: &str) -> Result<()> {
         let table = self.pool.table();
         // SAFETY: both are alive.

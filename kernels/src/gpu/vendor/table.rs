@@ -74,7 +74,7 @@ pub const TILE_PROMOTION_256: c_uint = 3;
 /// Zeros outside.
 pub const TILE_FILL_ZERO: c_uint = 0;
 
-/// What a launch is given beside its arguments, where attributes are among that.
+/// The configuration of a launch with attributes, laid out as the vendors' `CUlaunchConfig` and its HIP equivalent.
 #[repr(C)]
 pub struct LaunchSettings {
     pub grid: [c_uint; 3],
@@ -125,7 +125,7 @@ pub type LaunchWithSettings = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> Code;
 
-/// What a function of the interface answers.
+/// The status that a function of the interface returns.
 #[must_use]
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,11 +25,11 @@ pub(super) struct Tile {
 pub(super) enum TileRows {
     /// Packed: [`ROWS`] elements for each k.
     Packed(*const f32),
-    /// Contiguous along k, so many elements from row to row.
+    /// Contiguous along k; the number is the elements from row to row.
     Unpacked(*const f32, isize),
 }
 
-/// What to ask for while tiles are busy, and how many lines of it during each.
+/// The memory to prefetch while tiles are computed, and the number of cache lines of it for each tile.
 pub(super) struct Upcoming {
     /// Rows of a that are packed or read next.
     pub(super) a: Ahead,

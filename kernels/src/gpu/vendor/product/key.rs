@@ -18,8 +18,8 @@ pub const CANONICAL_ENTRIES: usize = 4;
 pub const PROBED_ENTRIES: std::ops::RangeInclusive<usize> =
     1..=crate::gpu::weight_gradient::MOST_ENTRIES;
 
-/// What a product is added to. One algorithm may add in another order where that is its output than where it is not: cuBLASLt 13.1
-/// adds a bias before it there.
+/// The matrix that a product is added to. Where that is the output, an algorithm may add in another order: cuBLASLt 13.1 then adds
+/// a bias before the matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Base {
     Nothing,
@@ -27,7 +27,7 @@ enum Base {
     Another,
 }
 
-/// What an algorithm is pinned to, and what a plan is made for: a product without the addresses of matrices.
+/// The key of pinned algorithms and of plans: a product without the addresses of its matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     m: usize,
@@ -62,7 +62,7 @@ impl Key {
         }
     }
 
-    /// What an algorithm is pinned to: that the product is of a batch, but not of which.
+    /// The key of a pinned algorithm: without the rows where they are free, the bias's address and the sizes of the batch.
     pub fn pinned(product: &MatrixProduct) -> Self {
         let key = Self::of(product, pinned_rows(product));
         Self {
