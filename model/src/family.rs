@@ -37,7 +37,7 @@ use crate::mamba2::Mamba2Config;
 use crate::mpt::{MptConfig, MptPositions};
 use crate::settings::ModelKind;
 
-/// What the config of a family does.
+/// The config of a model family: it builds the model, and states its sizes and special tokens.
 pub trait Family {
     /// Builds the model of these sizes, on any backend.
     ///
