@@ -54,7 +54,7 @@ pub enum ModelError {
     /// A token outside the vocabulary.
     #[error("{what}: token {token} is outside the vocabulary of {vocab_size}")]
     Token {
-        /// Where the token stands.
+        /// The place of the token.
         what: String,
         /// The token.
         token: u32,
@@ -94,7 +94,7 @@ pub enum ModelError {
     /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
     #[error("{what}")]
     NotFinite {
-        /// Which number, and its value.
+        /// The number's place, and its value.
         what: String,
     },
     /// The receiver of gradients is gone: the run is being torn down.

@@ -88,17 +88,17 @@ pub struct SpecialTokens {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ModelConfig {
-    /// Of Mamba.
+    /// A Mamba model.
     Mamba(MambaConfig),
-    /// Of Mamba-2.
+    /// A Mamba-2 model.
     Mamba2(Mamba2Config),
-    /// Of MPT.
+    /// An MPT model.
     Mpt(MptConfig),
-    /// Of GPT-Neo.
+    /// A GPT-Neo model.
     GptNeo(GptNeoConfig),
-    /// Of Llama, Mistral, Qwen2 or Qwen3.
+    /// A Llama, Mistral, Qwen2 or Qwen3 model.
     Llama(LlamaConfig),
-    /// Of a hybrid of Mamba and attention blocks.
+    /// A hybrid of Mamba and attention blocks.
     Hybrid(HybridConfig),
 }
 
