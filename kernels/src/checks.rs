@@ -106,7 +106,7 @@ const KERNELS: [KernelGroup; 27] = [
     KernelGroup::TreeSum,
 ];
 
-/// Checks every kernel of `backend`, one after the other, whatever becomes of those before it.
+/// Checks every kernel of `backend`, one after the other; a failed check does not stop the others.
 pub fn run<B: Backend>(backend: &B) -> Vec<Checked> {
     // A kernel that does not compile is reported by the check that launches it.
     let _ = backend.prepare(&KERNELS);

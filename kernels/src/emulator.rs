@@ -38,7 +38,7 @@ fn shared_bytes_per_block(warp: u32) -> usize {
     if warp == 32 { 99 << 10 } else { 64 << 10 }
 }
 
-/// That of the devices whose groups of warps multiply together.
+/// The same for devices whose groups of warps multiply together.
 const SHARED_BYTES_OF_GROUPS: usize = 227 << 10;
 
 /// The settings of an emulated GPU.
@@ -468,7 +468,7 @@ impl Driver for Emulator {
         unsafe { self.enqueue(queue, Step::Product(product)) }
     }
 
-    /// They save nothing here, but what is enqueued by them is tested.
+    /// Graphs save no time here; they exist so that the work that is enqueued by them is tested.
     fn has_graphs(&self) -> bool {
         true
     }

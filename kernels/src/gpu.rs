@@ -203,8 +203,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         let kernel = self.kernel(source, name)?;
         let arguments = bytemuck::bytes_of(&arguments);
-        // SAFETY: the caller guarantees the validity of the arguments; what they name stays until the queue has run the kernel, because memory
-        // is given back in the order of the queue.
+        // SAFETY: the caller guarantees the validity of the arguments; the memory that they name stays until the queue has run the
+        // kernel, because memory is freed in the order of the queue.
         self.profile.note(&self.driver, stream, name, |stream| unsafe {
             self.driver.launch(stream.queue_mut(), &kernel, launch, arguments)
         })

@@ -45,12 +45,12 @@ fn check_remainder<B: Runtime>(rounded: usize, remainder: usize) -> Result<()> {
     Err(KernelError::shape("view", "remainder of a master", expected, remainder))
 }
 
-/// Consecutive masters that are joined, and where.
+/// Consecutive masters that are joined, and their place in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Which of the masters.
+    /// The masters.
     pub from: Range<usize>,
-    /// Where the first goes.
+    /// The place of the first in the output.
     pub to: usize,
 }
 
@@ -61,7 +61,8 @@ impl Run {
     }
 }
 
-/// Asks `runs` to lie inside `masters` masters and `out` elements, and what is written to be in order.
+/// Checks that `runs` lie inside `masters` masters and `out` elements, and that their places in the output are in ascending order
+/// without overlap.
 pub(crate) fn check_runs(runs: &[Run], masters: usize, out: usize) -> Result<()> {
     const KERNEL: &str = "join_master";
     let mut written = 0;

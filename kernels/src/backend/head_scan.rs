@@ -16,7 +16,7 @@ impl DeltaLimits {
     /// No step size is clamped.
     pub const NONE: Self = Self { least: 0.0, most: f32::INFINITY };
 
-    /// Those of at least `least` and at most `most`, which may be infinite.
+    /// A clamp of step sizes to `least ..= most`; `most` may be infinite.
     ///
     /// # Errors
     /// A negative or infinite least, or a most that is not above it.

@@ -25,7 +25,7 @@ pub struct NormInputs<'a, B: Runtime> {
 
 /// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
 pub enum NormGradient<'a, B: Runtime> {
-    /// That of [`NormInput::Residual`].
+    /// For [`NormInput::Residual`]: dy and dx are separate.
     Residual {
         /// `dx[rows, d]` is added to.
         dx: MatrixMut<'a, B, f32>,
@@ -34,13 +34,13 @@ pub enum NormGradient<'a, B: Runtime> {
         /// `dy[rows, d]`
         dy: Matrix<'a, B, B::Activation>,
     },
-    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
+    /// For [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
     InPlace(MatrixMut<'a, B, B::Activation>),
 }
 
 /// Outputs of a backward norm.
 pub struct NormGradients<'a, B: Runtime> {
-    /// That of x.
+    /// The gradient of x.
     pub x: NormGradient<'a, B>,
     /// `dweight[grains, d]`, over all heads of a grain's rows.
     pub dweight: SliceMut<'a, B, f32>,
@@ -114,7 +114,7 @@ fn check<B: Runtime>(
 }
 
 impl<B: Runtime> NormInputs<'_, B> {
-    /// Asks for what [`Norm::norm_forward`] norms; answers what it is called in errors.
+    /// Checks the inputs of [`Norm::norm_forward`]; returns the kernel's name in errors.
     pub(crate) fn check(&self, shape: NormShape) -> Result<&'static str> {
         let [kernel, _] = shape.kind().kernels();
         check(kernel, &self.x, self.bias.is_some(), shape)?;
@@ -123,7 +123,7 @@ impl<B: Runtime> NormInputs<'_, B> {
 }
 
 impl<B: Runtime> NormGradients<'_, B> {
-    /// Asks for what [`Norm::norm_backward`] forms; answers what it is called in errors.
+    /// Checks the gradients of [`Norm::norm_backward`]; returns the kernel's name in errors.
     pub(crate) fn check(&self, x: &NormInput<'_, B>, shape: NormShape) -> Result<&'static str> {
         let [_, kernel] = shape.kind().kernels();
         check(kernel, x, self.dbias.is_some(), shape)?;

@@ -38,7 +38,8 @@ pub struct DeviceKind {
     pub architecture: String,
     /// [`NUMERICS_VERSION`](super::NUMERICS_VERSION) of the kernels.
     pub numerics_version: u32,
-    /// The matrix library and its version; on GPUs also a digest of what it chooses, and what else it chooses by.
+    /// The matrix library and its version; on GPUs also a digest of its choices, and the number of multiprocessors, on which these
+    /// depend too.
     pub matrix_library: String,
 }
 
@@ -62,7 +63,7 @@ pub struct KernelTime {
     pub milliseconds: f64,
 }
 
-/// The memory of a device, the order of its work, and what it tells of both.
+/// A device: its memory, the order of its work, and queries about both.
 pub trait Runtime: Send + Sync + Sized + 'static {
     /// Element type of activations and of the weights that matrix products read: the precision.
     type Activation: ActivationElement;
@@ -136,8 +137,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         elements: usize,
     ) -> Result<()>;
 
-    /// The buffer that matrix products read weights from: a parameter stands at the same element as
-    /// in `master`.
+    /// The buffer that matrix products read weights from: a parameter is at the same element as in `master`.
     fn compute_buffer<'a>(
         master: &'a Self::Buffer<f32>,
         weights: &'a Self::ComputeWeights,
@@ -225,10 +225,10 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// must not be written again or dropped before it has been read.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
 
-    /// `from`, for others to read: in a memory of the device's own where it is, in the host's a copy.
+    /// Makes `from` readable to others: a device with a memory of its own shares it in place, the host shares a copy.
     ///
-    /// Before others read it, their device streams wait for an event behind what was written; and before it is written
-    /// again, the owner's waits for one behind what was read.
+    /// Before others read it, their device streams wait for an event behind the write; before it is written again, the owner's
+    /// stream waits for an event behind the reads.
     ///
     /// # Errors
     /// A host without room for the copy.
@@ -358,7 +358,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         enqueue: &mut dyn FnMut(&mut Self::DeviceStream) -> Result<()>,
     ) -> Result<Option<Self::Graph>>;
 
-    /// Enqueues what was recorded on the same device stream.
+    /// Enqueues the recorded kernels, on the device stream of the recording.
     ///
     /// # Errors
     /// Another device stream than that of the recording. A fault of a kernel in the graph, such as a token outside the

@@ -105,7 +105,7 @@ fn means(shape: NormShape) -> usize {
 /// The forward norm of a part of the rows, from row `first_row` of `x` on.
 pub(super) struct Forward<'a> {
     pub(super) y: RowsMut<'a>,
-    /// Of a layer norm.
+    /// Means of the rows, of a layer norm only.
     pub(super) means: &'a mut [f32],
     pub(super) reciprocals: &'a mut [f32],
     pub(super) x: Rows<'a>,
@@ -124,7 +124,7 @@ pub(super) struct Backward<'a> {
     pub(super) dbias: &'a mut [f32],
     pub(super) dy: Option<Rows<'a>>,
     pub(super) x: Rows<'a>,
-    /// Of a layer norm.
+    /// Means of the rows, of a layer norm only.
     pub(super) means: &'a [f32],
     pub(super) reciprocals: &'a [f32],
     pub(super) weight: &'a [f32],

@@ -151,7 +151,7 @@ impl<'a> RowsMut<'a> {
         (self.elements, self.stride)
     }
 
-    /// Parts of `rows` rows each, the last of what is left.
+    /// Cuts the rows into parts of `rows` rows each; the last may be shorter.
     pub(crate) fn parts(self, rows: usize) -> impl Iterator<Item = RowsMut<'a>> {
         let Self { elements, stride, columns } = self;
         let parts = elements.chunks_mut((rows * stride).max(1));
@@ -160,7 +160,8 @@ impl<'a> RowsMut<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    /// The first `rows` rows, cut into parts of `columns` columns, the last of what is left: each part's elements of each row.
+    /// Cuts the first `rows` rows into parts of `columns` columns, the last of which may be narrower: for each part, its elements
+    /// of each row.
     pub(crate) fn column_parts(self, columns: usize, rows: usize) -> Vec<Vec<&'a mut [f32]>> {
         let parts = self.columns.div_ceil(columns);
         let mut of_parts: Vec<Vec<_>> = (0..parts).map(|_| Vec::with_capacity(rows)).collect();

@@ -1,8 +1,8 @@
 //! cuBLASLt: its proposals for a product, and the call of a product.
 //!
-//! The library says which algorithms split k between blocks. With the others, an element's sum
-//! should run over k in the same order wherever the element stands; trials check that before an
-//! algorithm is used ([`choose_algorithm`](crate::gpu::choose_algorithm)).
+//! The library says which algorithms split k between blocks. With the others, an element's sum should run over k in the same order
+//! at every place of the element; trials check that before an algorithm is used
+//! ([`choose_algorithm`](crate::gpu::choose_algorithm)).
 
 mod plan;
 
@@ -61,7 +61,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// Those in use, by device.
+/// The handles in use, by device.
 static HANDLES: Mutex<BTreeMap<Device, Weak<Handle>>> = Mutex::new(BTreeMap::new());
 
 impl Handle {

@@ -1,4 +1,4 @@
-//! Host memory that stands for device memory.
+//! Host memory in the role of device memory.
 //!
 //! Kernels write it by address while the memory is borrowed as shared, as on a device; so it is
 //! accessed through raw pointers only.
@@ -14,7 +14,8 @@ use crate::gpu::driver::Address;
 /// The alignment that drivers promise.
 const ALIGNMENT: usize = 256;
 
-/// How much device memory there is, and what was dropped while graphs may still name it.
+/// The device memory: its size, the free bytes, and the blocks that were dropped while graphs may
+/// still name them.
 pub(super) struct Room {
     total_bytes: usize,
     state: Mutex<State>,

@@ -14,7 +14,7 @@ use crate::gpu::cache::CacheEntry;
 use crate::gpu::driver::{ElementKind, Launch, Start};
 use crate::gpu::source::{HEADERS, Source, SourceOptions};
 
-/// The header that stands for a device; part of the emulator alone.
+/// The header that emulates a device's own functions; part of the emulator alone.
 const EMULATOR_HEADER: &str = include_str!("../../gpu/emulator.h");
 /// The code that runs the blocks of a launch. It is compiled once, not with each source, and linked to all of them.
 static LAUNCHER: Source = Source {

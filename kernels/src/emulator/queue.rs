@@ -12,7 +12,7 @@ use crate::gpu::driver::{Address, Launch, MatrixProduct};
 /// A queue.
 pub struct EmulatorQueue {
     recording: Option<Recorded>,
-    /// None where steps run at once.
+    /// `None` where steps run at once.
     pub(super) scheduled: Option<ScheduledQueue>,
 }
 

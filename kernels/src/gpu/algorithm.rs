@@ -26,8 +26,8 @@ use self::trial::Trial;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, MatrixProduct};
 
-/// The terms of a [fixed](crate::gpu::Rows::Fixed) product at most for which an algorithm is chosen: for longer sums a library would
-/// rather split them, and what it then offers unsplit is slow. Enough to hide where a block begins and ends.
+/// The most terms of a [fixed](crate::gpu::Rows::Fixed) product that an algorithm is chosen for: of longer sums a library offers
+/// mostly algorithms that split them, and its others are slow. Enough terms to hide the time in which a block begins and ends.
 pub(crate) const CANONICAL_TERMS: usize = 1024;
 
 /// Whether an algorithm forms the sum over k in one pass.

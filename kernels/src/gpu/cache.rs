@@ -34,7 +34,8 @@ pub struct CacheEntry {
 }
 
 impl CacheEntry {
-    /// The entry of `source`, compiled by `compiler` (name and version) with `options`; `extension` says what it is.
+    /// The entry of `source`, compiled by `compiler` (name and version) with `options`; `extension` is the ending of its file's
+    /// name.
     pub fn new(source: &Source, compiler: &str, options: &[String], extension: &str) -> Self {
         let mut hash = Xxh3::new();
         let mut part = |text: &str| {

@@ -53,7 +53,7 @@ type RawMember = *mut c_void;
 
 const SUCCESS: Answer = 0;
 const IN_PROGRESS: Answer = 7;
-/// `ncclUint8`: bytes are moved, whatever they mean.
+/// `ncclUint8`: bytes of any meaning are moved.
 const BYTES: c_int = 1;
 
 /// `ncclFloat32`.
@@ -65,9 +65,9 @@ const SUM: c_int = 0;
 /// its additions is the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryCollective {
-    /// To each rank its share of the sums of what all have. The bits depend on the number of ranks and on the library.
+    /// Each rank gets its share of the sums over all ranks. The bits depend on the number of ranks and on the library.
     ReduceScatter,
-    /// To each rank what all have, in the order of the ranks.
+    /// Each rank gets the elements of all ranks, in the order of the ranks.
     AllGather,
 }
 
@@ -249,7 +249,7 @@ fn failure(library: &str, attempted: &'static str, answer: String) -> KernelErro
 /// One rank of a group. It may be aborted from another thread than the one that exchanges.
 pub struct GroupMember {
     library: CollectiveLibrary,
-    /// None once it is aborted. Locked for as long as a call takes: none waits, but those that end the member.
+    /// `None` once it is aborted. Locked for the length of a call: no call waits for others, except those that end the member.
     raw: Mutex<Option<Raw>>,
     has_joined: AtomicBool,
     rank: usize,
@@ -298,12 +298,12 @@ impl GroupMember {
         self.ranks
     }
 
-    /// Enqueues all of `sends` and `receives` on a queue of the device that the group was joined with, as one: each waits for its
-    /// other end, in whatever order these come.
+    /// Enqueues all of `sends` and `receives` as one, on a queue of the device that the group was joined with: each waits for its
+    /// other end, and the order of arrivals does not matter.
     ///
     /// # Safety
-    /// The ranges lie inside memory of that device, and what is received overlaps nothing else here. `queue` is one of
-    /// that device's, and stays until what is enqueued has run.
+    /// The ranges lie inside memory of that device, and a received range overlaps no other range here. `queue` is one of that
+    /// device's, and stays alive until the exchange has run.
     pub(crate) unsafe fn exchange(
         &self,
         queue: *mut c_void,
@@ -369,7 +369,8 @@ impl GroupMember {
         self.settle(attempted)
     }
 
-    /// With which any thread [aborts](Self::abort) `member`, if it is still used then; the thread does not wait for that.
+    /// A closure by which any thread [aborts](Self::abort) `member`, if that is still in use; the thread does not wait for the
+    /// abort.
     pub fn abort_handle(member: &Arc<Self>) -> impl FnOnce() + Send + use<> {
         // The communicator is destroyed by the thread that uses it, not by the last one that might
         // abort it.
@@ -417,7 +418,7 @@ impl GroupMember {
         self.settle(attempted)
     }
 
-    /// Waits until the library is done with what it was told last.
+    /// Waits until the library has completed its last call.
     fn settle(&self, attempted: &'static str) -> Result<()> {
         loop {
             let mut state = SUCCESS;

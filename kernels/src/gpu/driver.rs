@@ -198,12 +198,12 @@ pub struct Batch {
     pub b: usize,
 }
 
-/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to fp32,
-/// the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to fp32 with one
-/// more rounding, and to what is rounded to bf16 only then.
+/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to
+/// fp32, the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to an
+/// fp32 output with one more rounding, to a bf16 output before the only rounding.
 ///
-/// The algorithm is a function of everything but `m` ([`Rows::Free`]), the addresses, and of a batch how many entries there are and how
-/// far apart they lie: an entry has the same bits in a batch of any size, and wherever it stands there.
+/// The algorithm is a function of everything except `m` ([`Rows::Free`]), the addresses, and the number and distance of a batch's
+/// entries: an entry has the same bits in a batch of any size, and at any place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixProduct {
     /// `out[m, n]`, not transposed.
@@ -339,8 +339,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Lets kernels of this device read the memory of `peer`, where the two can.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
 
-    /// The queue as libraries are given it, for a call from this thread. What they enqueue there runs behind what was enqueued
-    /// before.
+    /// The queue as libraries take it, for a call from this thread. Their work runs behind all work that was enqueued before.
     fn for_library(&self, queue: &mut Self::Queue) -> Result<*mut c_void>;
 
     /// Copies `bytes` on the device between two memories.
@@ -432,7 +431,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// No recording was begun, or it was spoilt.
     fn end_graph(&self, queue: &mut Self::Queue) -> Result<Self::Graph>;
 
-    /// Enqueues what was recorded.
+    /// Enqueues the recorded launches.
     fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
 }
 

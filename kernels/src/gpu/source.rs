@@ -171,7 +171,7 @@ pub static HEAD_SCAN_BACKWARD: [Source; 3] = [
     source!("head_scan_backward.cu", HEAD_STATES = "128"),
     source!("head_scan_backward.cu", HEAD_STATES = "256"),
 ];
-/// That of pieces of sequences.
+/// The scan of heads over pieces of sequences.
 pub static HEAD_SCAN_PIECE: [Source; 3] = [
     source!("head_scan_piece.cu", HEAD_STATES = "64"),
     source!("head_scan_piece.cu", HEAD_STATES = "128"),
@@ -197,7 +197,7 @@ pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
 /// The scan of pieces of sequences of sixteen states.
 pub static SCAN_PIECE: Source = source!("scan_piece.cu");
-/// That of one position of each sequence.
+/// The scan of one position of each sequence, of sixteen states.
 pub static SCAN_STEP: Source = source!("scan_step.cu");
 /// The selective scan of any states, its pieces and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
@@ -205,7 +205,7 @@ pub static SCAN_ANY: Source = source!("scan_any.cu");
 pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS = "1");
 /// The backward one.
 pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward.cu", DOCUMENTS = "1");
-/// That of any states.
+/// The selective scan of any states where samples hold several documents.
 pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any.cu", DOCUMENTS = "1");
 /// The kernels before and after the walks of the scans: B and C packed for the walks, and sums over blocks and samples.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");

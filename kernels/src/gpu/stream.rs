@@ -12,9 +12,9 @@ use crate::gpu::driver::{Address, Driver};
 pub enum ScratchSlot {
     /// Partial sums, or other intermediate results that the first stage of a kernel leaves for its second.
     First,
-    /// More of the same.
+    /// Further results like those of the first slot.
     Second,
-    /// More of the same.
+    /// Further results like those of the first slot.
     Third,
     /// Where documents begin.
     Documents,
@@ -59,7 +59,7 @@ pub struct GpuStream<D: Driver> {
     vocab_sizes: [Option<usize>; Watched::ALL.len()],
     /// Whether kernels that may leave a fault have been enqueued since the last look.
     may_be_faulty: bool,
-    /// Whether what is enqueued is recorded instead of run.
+    /// Whether enqueued work is recorded instead of run.
     recording: bool,
 }
 

@@ -52,7 +52,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// That of a weight of `elements` elements.
+    /// The cut for a weight of `elements` elements.
     fn of(elements: usize, rows: usize) -> Self {
         let part_rows = if elements > NARROW_ELEMENTS {
             rows
@@ -97,7 +97,7 @@ impl Cut {
 struct PartBatch {
     /// The first of them, which is of the first grain.
     first: usize,
-    /// Of each.
+    /// Rows of each part.
     rows: usize,
     entries: usize,
     /// From one to the next: rows, and parts of all grains.

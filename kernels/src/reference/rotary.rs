@@ -91,7 +91,8 @@ mod tests {
         (0..positions).flat_map(row).collect()
     }
 
-    /// Of queries and keys alone: what reads them has the gradient `dout`, and each head of queries its own copy of a shared key.
+    /// Queries and keys are rotated, values are not. The outputs have the gradient `dout`, and each head of queries has a copy of
+    /// the shared key.
     #[test]
     fn backward_agrees_with_central_differences() {
         let shape = AttentionShape::new(SequenceShape::new(2, 3).unwrap(), 4, 6, 1.0, None)

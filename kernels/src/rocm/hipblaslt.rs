@@ -83,7 +83,7 @@ impl fmt::Display for Status {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
-    /// Of which the first four are the number of a solution, the same for one build of the library.
+    /// The first four bytes are the number of a solution, which is the same for one build of the library.
     data: [u8; 16],
     most_workspace_bytes: usize,
 }
@@ -257,7 +257,7 @@ impl HipBlasLt {
     }
 }
 
-/// Such as 1.4.1 of 100401.
+/// A version in the library's numbering as text: `1.4.1` for 100401.
 fn release(version: c_int) -> String {
     format!("{}.{}.{}", version / 100_000, version / 100 % 1000, version % 100)
 }

@@ -30,7 +30,7 @@ impl Matrices {
     /// Opens the library for the device, which is the calling thread's own. Where that is rocBLAS, a line of the log says why.
     ///
     /// # Errors
-    /// No library that is there and works: then what is wrong with rocBLAS, and with hipBLASLt if it is there.
+    /// No library that is present and works: the message says why not rocBLAS, and why not hipBLASLt if that is present.
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
         let why = match Self::open_hipblaslt(context, device) {
             Ok(opened) => return Ok(opened),

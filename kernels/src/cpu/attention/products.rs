@@ -232,7 +232,7 @@ impl Weighted<'_> {
 pub(super) struct WeightedQueries<'a> {
     pub(super) rows: &'a [Lanes],
     pub(super) vectors: usize,
-    /// Those of the block, from `first_key` on.
+    /// The weights of the block, from `first_key` on.
     pub(super) weights: &'a [QueryLanes],
     pub(super) first_key: usize,
     pub(super) tile: &'a QueryTile,

@@ -24,7 +24,7 @@ const ENTRIES: [usize; 4] = [1, 2, 3, 8];
 /// The terms at least of the sums of a batch, however far its operands reach.
 const LEAST_TERMS: usize = 64;
 
-/// Rows and columns of which the sums are compared with what they should be.
+/// The number of rows and of columns whose sums are compared with the exact ones.
 const COMPARED: [usize; 2] = [16, 32];
 
 /// Memory with an operand at a place in it.
@@ -299,8 +299,8 @@ impl<D: Driver> Trial<D> {
         Ok(None)
     }
 
-    /// Whether sums of whole numbers are what they should be, rounded once. They are exact before that, so that nothing else than a
-    /// further rounding may show.
+    /// Whether sums of whole numbers equal the exact ones, rounded once. They are exact before that rounding, so a difference can
+    /// only be a further rounding.
     ///
     /// Where a product is added to bf16, a library may round it first: see [`MatrixProduct`].
     fn try_rounding(
@@ -376,7 +376,7 @@ impl<D: Driver> Trial<D> {
         first.into_iter().map(&mut read).collect()
     }
 
-    /// Forms the product of the first `rows` rows, of as many entries; what was in their place before is gone.
+    /// Forms the product of the first `rows` rows, for as many entries; replaces the rows of an earlier product.
     fn multiply(
         &self,
         driver: &D,
@@ -433,7 +433,7 @@ fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..steps).map(move |step| step * (all - 1) / (steps - 1).max(1))
 }
 
-/// Whether `found` is `sum`, added to what was there before if anything was, rounded once. All are exact in `f64`.
+/// Whether `found` is `sum`, plus `before` if there is one, rounded once. All are exact in `f64`.
 fn is_rounded_once(element: ElementKind, found: f32, sum: f64, before: Option<f64>) -> bool {
     let rounded = |exact: f64| match element {
         ElementKind::F32 => exact as f32,

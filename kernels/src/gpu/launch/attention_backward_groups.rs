@@ -16,7 +16,7 @@ use crate::shape::AttentionShape;
 
 /// Groups that compute; each has its own share of the sums of dq.
 const COMPUTING: usize = 2;
-/// Those and one that copies, of four warps of 32.
+/// Threads of a block: the computing groups and one that copies, each of four warps of 32.
 const THREADS: u32 = 384;
 /// Keys of an item.
 const KEY_ROWS: u32 = 128;

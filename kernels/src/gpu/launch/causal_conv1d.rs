@@ -153,7 +153,7 @@ struct Blocks {
 /// The kernel that a convolution takes.
 struct Variant {
     source: &'static Source,
-    /// Which of the kernels.
+    /// Its name in the source.
     name: KernelName,
     /// Taps that its filters are padded to.
     taps: usize,

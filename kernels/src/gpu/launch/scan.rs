@@ -101,7 +101,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// The one that `plan` takes, and where it stands.
+    /// The kernel that `plan` takes, and its source.
     pub(super) fn of(&self, plan: &Plan, aligned: bool) -> (&'static Source, KernelName) {
         match (plan.way, aligned) {
             (Way::Any, _) => self.any,
@@ -124,12 +124,12 @@ static FORWARD_DOCUMENTS: Kernels = Kernels {
     any: (&SCAN_ANY_DOCUMENTS, "scan_forward_any_documents"),
 };
 
-/// Which kernels scan.
+/// The kernels that scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Those for sixteen states.
+    /// The kernels for sixteen states.
     Sixteen,
-    /// Those for any.
+    /// The kernels for any number of states.
     Any,
 }
 

@@ -11,8 +11,8 @@ use crate::gpu::source::{HEADERS, Source};
 
 type RawProgram = *mut c_void;
 
-/// Whether groups of warps multiply together on devices of `architecture`, as `dialect.h` finds too: what is compiled for Hopper itself,
-/// as no newer one has these instructions.
+/// Whether groups of warps multiply together on devices of `architecture`, by the same rule as `dialect.h`: on code for Hopper
+/// itself, as no newer architecture has these instructions.
 pub fn takes_group_products(architecture: &str) -> bool {
     architecture == "sm_90a"
 }
@@ -108,7 +108,7 @@ impl Compiler {
         Ok(self.library.found(version, &format!("{prefix}Version")))
     }
 
-    /// Such as `12.9`.
+    /// The compiler's version, such as `12.9`.
     ///
     /// # Errors
     /// An error of the compiler.

@@ -16,7 +16,7 @@ use crate::error::Result;
 /// An owner of a device's memory, modules and events.
 pub(super) struct Pool {
     context: Arc<Context>,
-    /// Of all owners of the device in this process: they have one legacy stream.
+    /// Shared by all owners of the device in this process: they have one legacy stream.
     aside: Arc<Mutex<Aside>>,
     spare_events: SpareEvents,
 }
@@ -100,9 +100,9 @@ impl Pool {
         &self.spare_events
     }
 
-    /// A graph is about to begin: from here until [`let_go`](Self::let_go) nothing is given back. Whatever another thread is giving
-    /// back has been when this returns. It goes through the legacy stream, which waits for all queues, and one that waits for
-    /// a queue that is being recorded spoils the recording.
+    /// A graph is about to begin: from here until [`let_go`](Self::let_go) no memory is freed, and when this returns other threads
+    /// have finished freeing theirs. Memory is freed on the legacy stream, which waits for all queues, and waiting for a queue that
+    /// is being recorded spoils the recording.
     pub(super) fn keep(&self) {
         self.aside().graphs += 1;
     }
@@ -133,8 +133,8 @@ impl Pool {
             return;
         }
         let table = self.table();
-        // SAFETY: nothing refers to it any more. Memory is freed on the legacy stream, which waits for all queues, so that
-        // what was enqueued before still finds it. A failure leaves nothing to do.
+        // SAFETY: nothing refers to it any more. Memory is freed on the legacy stream, which waits for all queues, so that work
+        // enqueued before can still use it. A failure leaves nothing to do.
         let _ = unsafe {
             match dropped {
                 Dropped::Memory(first) => (table.free)(first, std::ptr::null_mut()),

@@ -246,8 +246,8 @@ impl<L: ProductLibrary> Products<L> {
         Ok(self.plan_if_any(driver, queue, product)?.is_some())
     }
 
-    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, for whatever number of rows
-    /// and entries.
+    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, which is then so for any
+    /// number of rows and entries.
     fn plan_if_any<V: Vendor>(
         &self,
         driver: &VendorDriver<V>,

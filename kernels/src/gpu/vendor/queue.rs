@@ -16,7 +16,7 @@ pub struct Queue {
     pool: Arc<Pool>,
     stream: RawStream,
     workspace: Option<Memory>,
-    /// Whether the stream is being recorded, for which the pool keeps what is dropped.
+    /// Whether the stream is being recorded; the pool then keeps dropped memory.
     recording: bool,
 }
 

@@ -35,7 +35,7 @@ pub const HOST_MEMORY_PORTABLE: c_uint = 1;
 pub const CAPTURE_OF_THREAD: c_uint = 1;
 /// How many bytes a pool keeps when a device is waited for: a 64-bit number.
 pub const POOL_RELEASE_THRESHOLD: c_uint = 4;
-/// Bytes of shared memory that a kernel has whatever its launch says.
+/// Bytes of shared memory that a kernel uses beside those that its launch asks for.
 pub const FUNCTION_SHARED_BYTES: c_uint = 1;
 /// The architecture that a kernel's machine code is of, ten times its major version and its minor one.
 pub const FUNCTION_ARCHITECTURE: c_uint = 6;
@@ -146,7 +146,7 @@ impl Code {
     }
 }
 
-/// Which devices reach the memory of a pool, and how.
+/// The access of devices to the memory of a pool.
 #[repr(C)]
 pub struct PoolAccess {
     place: c_uint,
@@ -163,7 +163,7 @@ impl PoolAccess {
     }
 }
 
-/// Whose names the functions have.
+/// The interface by whose names the functions are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     #[cfg(feature = "cuda")]

@@ -12,7 +12,7 @@ const TERMS: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) to: Target,
-    /// Whether sums are added to what is there, or replace it.
+    /// Whether sums are added to the contents of `to`, or replace them.
     pub(super) adds: bool,
     /// Sums of earlier blocks that lie elsewhere, which these are added to first.
     pub(super) before: Option<Target>,
@@ -154,7 +154,7 @@ impl Tile {
 /// `sums[row] += from[row]` for the rows and columns that there are.
 ///
 /// # Safety
-/// Those elements may be read.
+/// The elements of those rows and columns may be read.
 #[inline(always)]
 unsafe fn add_from<const R: usize, const V: usize>(
     sums: &mut [[__m512; V]; R],

@@ -10,7 +10,8 @@ pub const CANONICAL_ROWS: usize = 4096;
 /// Numbers of rows that an algorithm must accept to be chosen, where the library can say whether it does.
 pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
 
-/// The entries of a batch that an algorithm is chosen for: what is usual for the gradient of a weight, of a few grains in a few parts.
+/// The number of entries of a batch that an algorithm is chosen for: usual for the gradient of a weight, from a few grains in a few
+/// parts.
 pub const CANONICAL_ENTRIES: usize = 4;
 
 /// Numbers of entries that an algorithm must accept to be chosen: all that there can be, as it is kept for any.
