@@ -436,7 +436,7 @@ impl Driver for Emulator {
         Ok(EmulatorKernel { library: Arc::clone(module), name })
     }
 
-    /// As `group_product.h` reads it where it is emulated.
+    /// A map that `group_product.h` reads where it is emulated.
     fn tile_map(&self, rows: &TiledRows) -> Result<Option<TileMap>> {
         let mut words = [0; 16];
         let first = [rows.address.0, rows.row_bytes, rows.head_bytes, rows.sample_bytes];

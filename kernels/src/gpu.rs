@@ -74,7 +74,8 @@ struct Kernels<D: Driver> {
 /// The key of a source: the name of its file, and its definitions.
 type SourceKey = (&'static str, &'static [Definition]);
 
-/// Where a module is once it is loaded. Its loader holds the lock meanwhile: others wait for that one alone.
+/// The place of a module, empty until it is loaded. Its loader holds the lock meanwhile, so that only threads that need this module
+/// wait.
 type Slot<D> = Arc<Mutex<Option<Arc<<D as Driver>::Module>>>>;
 
 impl<D: Driver, P: Precision> Gpu<D, P> {

@@ -53,19 +53,19 @@ impl<B: Runtime> Copy for TreeTerm<'_, B> {}
 
 /// A sum that [`tree_sums`](super::TreeSums::tree_sums) forms.
 pub struct TreeSum<'a, B: Runtime> {
-    /// Where it goes.
+    /// The output.
     pub out: SliceMut<'a, B, f32>,
     /// The leaves of its tree, in order.
     pub terms: Vec<TreeTerm<'a, B>>,
 }
 
-/// Where the elements of a [`TreeTerm`] are.
+/// The place of a [`TreeTerm`]'s elements.
 pub enum TermValues<'a, B: Runtime> {
-    /// Where the sum goes: what `out` holds before the call.
+    /// The output itself: the term is its contents before the call.
     Out,
-    /// In memory of this device or of a peer that it [reaches](Runtime::reach).
+    /// Memory of this device, or of a peer that it [reaches](Runtime::reach).
     Buffer(Slice<'a, B, f32>),
-    /// In the host's memory, where buffers lie there too: elsewhere an error.
+    /// The host's memory: an error on devices that have a memory of their own.
     Host(&'a [f32]),
 }
 
@@ -228,7 +228,7 @@ pub struct ScanStepInputs<'a, B: Runtime> {
 }
 
 impl<'a, B: Runtime> ScanStepInputs<'a, B> {
-    /// With the raw steps of time that a product has formed.
+    /// The inputs of a scan whose raw step sizes a product has computed.
     pub fn with(&self, delta_raw: Matrix<'a, B, B::Activation>) -> ScanInputs<'a, B> {
         let Self { delta_bias, x, bc, z, a_log, d, .. } = *self;
         ScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d, starts: None }
@@ -259,9 +259,9 @@ pub struct ScanGradients<'a, B: Runtime> {
 pub struct ScanSaved<'a, B: Runtime> {
     /// `dout[b t, e]`
     pub dout: Matrix<'a, B, B::Activation>,
-    /// As forward read them.
+    /// The inputs of the forward pass.
     pub inputs: ScanInputs<'a, B>,
-    /// As forward left it.
+    /// The values that the forward pass saved.
     pub saved: Slice<'a, B, f32>,
 }
 
@@ -290,7 +290,7 @@ impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
 pub struct AttentionSaved<'a, B: Runtime> {
     /// `dout[b t, h p]`
     pub dout: Matrix<'a, B, B::Activation>,
-    /// As forward read them.
+    /// The inputs of the forward pass.
     pub inputs: AttentionInputs<'a, B>,
     /// `out[b t, h p]`, as forward left it.
     pub out: Matrix<'a, B, B::Activation>,
@@ -349,7 +349,7 @@ pub struct GrowingCache<'a, B: Runtime> {
 pub struct LionStep {
     /// Learning rate of this step.
     pub learning_rate: f32,
-    /// How much of the average is in the update.
+    /// The weight of the average in the update.
     pub beta1: f32,
     /// Decay of the average.
     pub beta2: f32,

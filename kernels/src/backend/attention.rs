@@ -54,7 +54,8 @@ pub trait Attention: Runtime {
     ) -> Result<()>;
 
     /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` is at position
-    /// `past[b] + i` and attends to the keys of its cache up to that position. The bits are those of one forward pass over all positions.
+    /// `past[b] + i` and attends to the keys of its cache up to that position. The bits are those of one forward pass over all
+    /// positions.
     fn attention_cached(
         &self,
         stream: &mut Self::DeviceStream,

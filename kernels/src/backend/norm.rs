@@ -15,7 +15,7 @@ pub enum NormInput<'a, B: Runtime> {
 
 /// The inputs of a norm: rows and parameters.
 pub struct NormInputs<'a, B: Runtime> {
-    /// Its rows.
+    /// The rows that are normed.
     pub x: NormInput<'a, B>,
     /// `weight[d]`
     pub weight: Slice<'a, B, f32>,
@@ -23,13 +23,13 @@ pub struct NormInputs<'a, B: Runtime> {
     pub bias: Option<Slice<'a, B, f32>>,
 }
 
-/// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
+/// The places of dy and dx of a backward norm, of the same kind as the [`NormInput`].
 pub enum NormGradient<'a, B: Runtime> {
     /// For [`NormInput::Residual`]: dy and dx are separate.
     Residual {
         /// `dx[rows, d]` is added to.
         dx: MatrixMut<'a, B, f32>,
-        /// Where `dx[rows, d]` goes in activation precision too, once it was added to.
+        /// A copy of the new `dx[rows, d]` in activation precision, where it is wanted.
         rounded: Option<MatrixMut<'a, B, B::Activation>>,
         /// `dy[rows, d]`
         dy: Matrix<'a, B, B::Activation>,
@@ -50,11 +50,11 @@ pub struct NormGradients<'a, B: Runtime> {
 
 /// The inputs from which the gradients of a norm are computed.
 pub struct NormSaved<'a, B: Runtime> {
-    /// As forward read it.
+    /// The input of the forward pass.
     pub x: NormInput<'a, B>,
-    /// As forward left them.
+    /// The statistics that the forward pass saved.
     pub statistics: Slice<'a, B, f32>,
-    /// As forward read it.
+    /// The weight of the forward pass.
     pub weight: Slice<'a, B, f32>,
 }
 

@@ -57,7 +57,7 @@ pub enum PeerAccess {
 pub struct KernelTime {
     /// The kernel.
     pub kernel: &'static str,
-    /// How often it was launched.
+    /// The number of launches.
     pub launches: u64,
     /// Device time.
     pub milliseconds: f64,
@@ -93,7 +93,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
     fn free_memory_bytes(&self) -> Result<Option<usize>>;
 
-    /// Where buffers lie.
+    /// The place of buffers.
     fn memory(&self) -> MemoryPlace;
 
     /// Sees to it that the kernels of `groups` can be launched without a wait: where they are compiled on the machine, this waits for
@@ -321,7 +321,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
 
-    /// The same, of which the device also notes when it reaches it. That takes it, and the host, longer.
+    /// The same, with the time at which the device reaches the point. Takes longer on the device and on the host.
     fn record_timed(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
 
     /// Makes all work that is enqueued on `stream` from now on wait until `event` is reached. The event may belong to another

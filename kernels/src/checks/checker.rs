@@ -38,7 +38,7 @@ impl<B: Backend, T: Element> Numbers<B, T> {
         SliceMut::all(&mut self.buffer)
     }
 
-    /// In rows of `columns`.
+    /// The numbers as a matrix with rows of `columns` elements.
     pub(super) fn matrix(&self, columns: usize) -> Result<Matrix<'_, B, T>> {
         self.slice().matrix(self.wide.len() / columns, columns)
     }

@@ -64,12 +64,12 @@ impl ComputeThreads {
         Ok(Self { pool: Some(Arc::new(pool)), count })
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// How many of `items` each thread takes, at least 1.
+    /// The number of `items` that each thread takes, at least 1.
     pub(crate) fn share(&self, items: usize) -> usize {
         items.div_ceil(self.count).max(1)
     }

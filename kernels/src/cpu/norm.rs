@@ -97,7 +97,7 @@ impl Norm for Cpu {
     }
 }
 
-/// How many of the statistics are means, which come first.
+/// The number of means among the statistics; they come first.
 fn means(shape: NormShape) -> usize {
     shape.statistics() - shape.normed().rows()
 }
@@ -142,7 +142,7 @@ fn input_rows<'a>(
     Rows::new(kernel, "x", x, shape.grains().rows(), shape.columns())
 }
 
-/// Where a backward norm finds dy and leaves dx, checked.
+/// The places of dy and dx of a backward norm, checked.
 struct GradientRows<'a> {
     dx: MatrixMut<'a, Cpu, f32>,
     rounded: Option<RowsMut<'a>>,

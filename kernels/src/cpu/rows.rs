@@ -84,7 +84,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// Where (row, column) is, or would be.
+    /// The address of (row, column), for any row and column, even past the end.
     #[inline(always)]
     pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
         let offset = row.wrapping_mul(self.stride).wrapping_add(column);
@@ -139,7 +139,7 @@ impl<'a> RowsMut<'a> {
         })
     }
 
-    /// Where (row, column) is, or would be.
+    /// The address of (row, column), for any row and column, even past the end.
     #[inline(always)]
     pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
         let offset = row.wrapping_mul(self.stride).wrapping_add(column);
@@ -243,7 +243,7 @@ pub(crate) fn no_documents(kernel: &'static str, present: bool) -> Result<()> {
     Err(KernelError::shape(kernel, "starts", "none in a piece", "some"))
 }
 
-/// How many positions there are of each sample of a piece.
+/// The number of positions of each sample of a piece.
 #[derive(Clone, Copy)]
 pub(crate) struct Lengths<'a> {
     lengths: Option<&'a [u32]>,

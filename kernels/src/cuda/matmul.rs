@@ -117,7 +117,7 @@ impl ProductLibrary for CublasLt {
     const BATCHES: Batches = Batches::Whole;
     const WORKSPACE_BYTES: usize = 32 << 20;
     type Algorithm = cublasLtMatmulAlgo_t;
-    /// With the algorithm.
+    /// The library's descriptors of a product, and the algorithm.
     type Plan = (Plan, cublasLtMatmulAlgo_t);
 
     fn candidates(

@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 256;
 pub(super) struct Room {
     total_bytes: usize,
     state: Mutex<State>,
-    /// Where steps run later, memory stays until they have.
+    /// The schedule of steps that run later: memory stays until they have run.
     schedule: Option<Arc<Schedule>>,
 }
 
@@ -117,7 +117,7 @@ impl Storage {
         Some(Self { first, layout })
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         let all = self.layout.size();
         match offset.checked_add(bytes) {
@@ -157,7 +157,7 @@ impl EmulatorMemory {
         self.storage.as_ref().map_or(Address::NULL, Storage::address)
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         match &self.storage {
             Some(storage) => storage.range(offset, bytes),
@@ -190,7 +190,7 @@ impl EmulatorHostMemory {
         self.0.first
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         self.0.range(offset, bytes)
     }

@@ -33,9 +33,9 @@ pub(crate) const CANONICAL_TERMS: usize = 1024;
 /// Whether an algorithm forms the sum over k in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// It does.
+    /// It forms each sum in one pass.
     Whole,
-    /// It forms parts that are added afterwards, or does not say that it does not.
+    /// It splits k and adds the parts afterwards, or does not say whether it does.
     Split,
 }
 

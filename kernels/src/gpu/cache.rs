@@ -51,7 +51,7 @@ impl CacheEntry {
         Self { path: folder().map(|folder| folder.join(file)) }
     }
 
-    /// Where it is, or would be: what opens libraries by their path asks.
+    /// The path of the file, for a library that is opened by its path.
     #[cfg(feature = "emulator")]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()

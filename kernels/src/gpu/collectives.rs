@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{KernelError, Result, loader_answer};
 use crate::gpu::inventory::{FoundLibrary, file_of};
 
-/// NVIDIA's, by the name that its toolkit installs.
+/// NVIDIA's library, by the name that its toolkit installs.
 pub const NCCL: &str = "libnccl.so.2";
 
-/// AMD's, by the name that ROCm installs.
+/// AMD's library, by the name that ROCm installs.
 pub const RCCL: &str = "librccl.so.1";
 
-/// The oldest version of either that knows every call and struct here, as they number themselves: 2.18, which is that of ROCm 6.
+/// The oldest version of either library, in its own numbering, that knows every call and struct here: 2.18, which is that of ROCm
+/// 6.
 const OLDEST: c_int = 21_800;
 
 /// The identifier of a group, which all its processes need to join it.
@@ -29,21 +30,21 @@ const OLDEST: c_int = 21_800;
 pub struct GroupId([u8; Self::BYTES]);
 
 impl GroupId {
-    /// The bytes of one.
+    /// The size of an identifier in bytes.
     pub const BYTES: usize = 128;
 
-    /// The same in another process.
+    /// The identifier that another process sent.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// For another process.
+    /// The identifier as bytes, to be sent to another process.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }
 }
 
-/// As the library is given it: by value.
+/// The identifier as it is passed to the library: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawId([c_char; GroupId::BYTES]);
@@ -71,7 +72,7 @@ pub enum LibraryCollective {
     AllGather,
 }
 
-/// How a member is made, as far as NCCL 2.18 knows it; later fields have their defaults.
+/// The settings with which a member is made, as NCCL 2.18 knows them; later versions' further fields have their defaults.
 #[repr(C)]
 struct Config {
     bytes: usize,

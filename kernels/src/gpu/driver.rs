@@ -29,9 +29,9 @@ impl Address {
 /// Whether a device notes when it reaches an event, which takes it and the host longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
-    /// It does.
+    /// The device notes the time.
     Noted,
-    /// No work asks for it.
+    /// The device notes no time.
     Unknown,
 }
 
@@ -62,10 +62,10 @@ pub struct DeviceProperties {
 /// The most rows of which a token's kernels want all shared memory: one row is 2 % faster so on an H200, two are 1 % slower and four 2 %.
 const ROWS_OF_SHARED_MEMORY: usize = 1;
 
-/// When the blocks of a kernel may begin.
+/// The earliest point at which the blocks of a kernel may begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// When everything before the kernel has ended.
+    /// After everything before the kernel has ended.
     #[default]
     Ordered,
     /// In a recording, while the kernel before it still runs, where the device can do that: every thread of the kernel waits for
@@ -77,7 +77,7 @@ pub enum Start {
     },
 }
 
-/// How a kernel is launched.
+/// The shape of a launch, and when it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks in x, y and z; y and z at most 65,535.
@@ -86,7 +86,7 @@ pub struct Launch {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
-    /// When its blocks may begin.
+    /// The earliest point at which its blocks may begin.
     pub start: Start,
 }
 
@@ -231,7 +231,7 @@ pub struct MatrixProduct {
 }
 
 impl MatrixProduct {
-    /// Each product by itself, in order.
+    /// The products of the batch, one by one and in order.
     #[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
     pub(crate) fn each(self) -> impl Iterator<Item = Self> {
         let Batch { entries, out, a, b } =
@@ -255,7 +255,7 @@ impl MatrixProduct {
 ///
 /// Every call can be made from any thread. What is enqueued on one queue runs in order.
 pub trait Driver: Send + Sync + Sized + 'static {
-    /// Device memory; given back, after everything enqueued so far, when it is dropped.
+    /// Device memory. When it is dropped, it is freed after everything enqueued so far.
     type Memory: Send + Sync;
     /// An in-order queue.
     type Queue: Send;
@@ -285,7 +285,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `bytes` zeroed bytes, aligned to 256.
     fn allocate(&self, queue: &mut Self::Queue, bytes: usize) -> Result<Self::Memory>;
 
-    /// Where memory begins.
+    /// The address at which memory begins.
     fn address(memory: &Self::Memory) -> Address;
 
     /// Copies from the host; `from` may be reused when the call returns.
@@ -309,7 +309,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `bytes` zeroed bytes of host memory for every device of the process, aligned to 256.
     fn allocate_host(&self, bytes: usize) -> Result<Self::HostMemory>;
 
-    /// Where host memory begins.
+    /// The address at which host memory begins.
     fn host_pointer(memory: &Self::HostMemory) -> NonNull<u8>;
 
     /// Enqueues a copy of `bytes` from host memory.
@@ -444,7 +444,7 @@ pub trait Installed: Driver {
     /// driver fail.
     fn device_count() -> Result<usize>;
 
-    /// How many of them work together, the first among them: they are of one kind and read each other's memory.
+    /// The number of devices that work together, the first among them: they are of one kind and read each other's memory.
     ///
     /// # Errors
     /// As [`device_count`](Self::device_count).

@@ -14,7 +14,7 @@ pub type Definition = (&'static str, &'static str);
 pub struct Source {
     /// The file's name.
     pub name: &'static str,
-    /// Its text.
+    /// The text of the file.
     pub text: &'static str,
     /// The macros that it is compiled with: a file of kernels for several cases is a source for each.
     pub definitions: &'static [Definition],
@@ -47,7 +47,7 @@ impl fmt::Display for Source {
 pub struct Header {
     /// The name after `#include`.
     pub name: &'static str,
-    /// Its text.
+    /// The text of the file.
     pub text: &'static str,
 }
 
@@ -138,10 +138,10 @@ pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 pub static CAUSAL_CONV1D_BACKWARD: Source = source!("causal_conv1d_backward.cu");
 /// The convolution where samples hold several documents.
 pub static CAUSAL_CONV1D_DOCUMENTS: Source = source!("causal_conv1d.cu", DOCUMENTS = "1");
-/// Its gradients.
+/// The gradients of the convolution where samples hold several documents.
 pub static CAUSAL_CONV1D_BACKWARD_DOCUMENTS: Source =
     source!("causal_conv1d_backward.cu", DOCUMENTS = "1");
-/// Where documents begin.
+/// The kernel that writes the start bits of documents.
 pub static DOCUMENTS: Source = source!("documents.cu");
 /// Tokens drawn from rows of logits.
 pub static DRAW: Source = source!("draw.cu");

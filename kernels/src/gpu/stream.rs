@@ -16,9 +16,9 @@ pub enum ScratchSlot {
     Second,
     /// Further results like those of the first slot.
     Third,
-    /// Where documents begin.
+    /// The start bits of documents.
     Documents,
-    /// How many items of work blocks have taken: zero between kernels, so that nothing else may use it.
+    /// The number of work items that blocks have taken: zero between kernels, so that nothing else may use it.
     Taken,
 }
 

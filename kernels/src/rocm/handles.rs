@@ -24,7 +24,7 @@ unsafe impl Send for Handle {}
 pub(super) struct Handles {
     context: Arc<Context>,
     destroy: unsafe extern "C" fn(RawHandle) -> c_int,
-    /// By stream and workspace.
+    /// The handles by stream and workspace.
     made: Mutex<HashMap<(usize, u64), Handle>>,
 }
 

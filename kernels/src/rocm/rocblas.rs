@@ -313,7 +313,7 @@ impl RocBlas {
 
     /// The library's list of solutions for a product of `rows` rows; empty where it has none.
     fn listed(&self, product: &MatrixProduct, rows: usize) -> Answered<Vec<Solution>> {
-        /// Where nothing lies: the library refuses no place at all, also where it only looks at sizes.
+        /// An address without memory: the library refuses a null address even where it only looks at sizes.
         const SOMEWHERE: usize = 4096;
         let product = MatrixProduct { m: rows, ..*product };
         let handle = self.handle(None)?;

@@ -89,7 +89,7 @@ fn row_vectors(shape: AttentionShape) -> usize {
 }
 
 impl<'a> Scratch<'a> {
-    /// How many vectors that takes.
+    /// The number of vectors that the scratch memory takes.
     fn lanes(shape: AttentionShape) -> usize {
         let of_queries = (3 * shape.head_width() + 2 * KEYS) * VECTORS;
         let keys = shape.sequences().positions().next_multiple_of(KEYS);

@@ -44,7 +44,7 @@ pub(super) struct Head<'a> {
     pub(super) mask: CausalMask<'a>,
     /// The factor of `q . k`.
     pub(super) scale: f32,
-    /// How much a score falls with every position.
+    /// The amount by which a score falls with every position of distance.
     pub(super) slope: f32,
 }
 
@@ -177,7 +177,7 @@ impl<'a> SharedRows<'a> {
     }
 }
 
-/// Where a head of a sample writes its rows: columns from `first_column` on.
+/// The columns of a sample's rows that a head writes, from `first_column` on.
 pub(super) struct HeadWriter<'a> {
     pub(super) out: SharedRows<'a>,
     pub(super) first_row: usize,

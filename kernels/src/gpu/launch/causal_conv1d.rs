@@ -113,7 +113,7 @@ struct Kernels {
     source: &'static Source,
     wide: KernelName,
     single: KernelName,
-    /// For more than `SHORT_TAPS` taps.
+    /// The kernel for more than `SHORT_TAPS` taps.
     long: KernelName,
 }
 

@@ -48,7 +48,7 @@ impl StartBits {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Where `kernel` reads that documents begin, in scratch memory of its own.
+    /// The start bits of documents that `kernel` reads, in scratch memory of their own.
     pub(super) fn document_start_bits(
         &self,
         stream: &mut GpuStream<D>,

@@ -157,7 +157,7 @@ impl Kernels {
     }
 }
 
-/// Where rows begin, and the elements between them.
+/// The address of the first row, and the elements from row to row.
 type PlacedRows = (Address, u64);
 
 /// The rows that a kernel reads or writes, by the type of their elements.

@@ -96,7 +96,7 @@ pub(super) struct Kernels {
     pub(super) source: &'static Source,
     pub(super) aligned: KernelName,
     pub(super) unaligned: KernelName,
-    /// For any states.
+    /// The kernel for any states.
     pub(super) any: (&'static Source, KernelName),
 }
 
@@ -174,7 +174,7 @@ impl Plan {
     }
 }
 
-/// Where forward leaves what backward reads.
+/// The addresses of the values that forward saves for backward.
 pub(super) struct Saved {
     /// `[b, ceil(t / 16), e, n]`
     pub(super) checkpoints: Address,

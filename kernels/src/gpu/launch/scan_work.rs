@@ -59,7 +59,7 @@ impl Room {
     }
 }
 
-/// How chains are cut.
+/// The cut of chains into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) chains: usize,

@@ -21,7 +21,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for Context {}
 
-/// How many devices there are.
+/// The number of devices.
 pub fn device_count(table: &Table) -> Answered<usize> {
     let mut count = 0;
     // SAFETY: the first call takes nothing, the second writes one number.

@@ -28,13 +28,13 @@ const KEPT_PLANS: usize = 1024;
 /// The reason why a library has not done what it was asked for, in the library's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It would refuse again.
+    /// The library refuses, and would refuse again.
     Refuses(String),
-    /// It or the device has failed.
+    /// The library or the device has failed.
     Fails(String),
     /// Either. While an algorithm is chosen it is a refusal: a device that has failed says so itself.
     Unclear(String),
-    /// It cannot be done while a graph is recorded.
+    /// The call is not possible while a graph is recorded.
     NotRecordable(&'static str),
 }
 
@@ -50,10 +50,10 @@ impl Answer {
 
 pub type Answered<T> = std::result::Result<T, Answer>;
 
-/// How a library is given a batch.
+/// The way in which a library forms a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batches {
-    /// By one call.
+    /// The whole batch by one call.
     Whole,
     /// Entry by entry, products by themselves.
     OneByOne,
@@ -63,7 +63,7 @@ pub enum Batches {
 pub trait ProductLibrary: Send + Sync {
     /// The library's name.
     const NAME: &'static str;
-    /// How it is given a batch: [`OneByOne`](Batches::OneByOne) it is given none.
+    /// The way in which it forms a batch; with [`OneByOne`](Batches::OneByOne) it is given single products only.
     const BATCHES: Batches;
     /// The workspace that each product is given beside its operands, in bytes.
     const WORKSPACE_BYTES: usize;

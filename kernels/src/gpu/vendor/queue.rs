@@ -68,7 +68,7 @@ impl Queue {
         graph
     }
 
-    /// As the vendor's libraries name it.
+    /// The stream, as the vendor's libraries take it.
     pub(super) fn raw(&self) -> *mut c_void {
         self.stream
     }

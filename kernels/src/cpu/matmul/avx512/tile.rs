@@ -8,7 +8,7 @@ use super::{LANES, ROWS, Target, first};
 /// Terms between two opportunities to ask for memory.
 const TERMS: usize = 8;
 
-/// Where a tile of sums goes.
+/// The place that a tile of sums is written to.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) to: Target,
@@ -20,7 +20,7 @@ pub(super) struct Tile {
     pub(super) columns: usize,
 }
 
-/// Where a tile finds its rows of a.
+/// The layout of a tile's rows of a.
 #[derive(Clone, Copy)]
 pub(super) enum TileRows {
     /// Packed: [`ROWS`] elements for each k.

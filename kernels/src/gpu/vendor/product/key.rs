@@ -36,7 +36,7 @@ pub struct Key {
     k: usize,
     operands: [(usize, bool, ElementKind, usize); 3],
     base: Base,
-    /// With its address: a plan names it.
+    /// The bias with its address, which a plan contains.
     bias: Option<(Address, ElementKind)>,
     rows: Rows,
     batch: Option<Batch>,
