@@ -108,11 +108,11 @@ struct Memory {
     __device__ __forceinline__ activation* values() const { return at(OWN_BYTES); }
     __device__ __forceinline__ activation* queries(u32 stage) const { return at(QUERIES_AT + stage * TILE_BYTES); }
     __device__ __forceinline__ activation* douts(u32 stage) const { return at(DOUTS_AT + stage * TILE_BYTES); }
-    // ds, a row for each key: two tiles in turn, so that one is written while the other is multiplied.
-    __device__ __forceinline__ activation* ds(u32 turn) const { return at(DS_AT + turn * DS_BYTES); }
-    // Sums of dq of both groups, two tiles in turn.
-    __device__ __forceinline__ float* addition(u32 turn) const {
-        return reinterpret_cast<float*>(at(ADDITIONS_AT)) + turn * TILE_SUMS;
+    // ds, a row for each key: two tiles, used alternately, so that one is written while the other is multiplied.
+    __device__ __forceinline__ activation* ds(u32 slot) const { return at(DS_AT + slot * DS_BYTES); }
+    // Sums of dq of both groups: two tiles, used alternately.
+    __device__ __forceinline__ float* addition(u32 slot) const {
+        return reinterpret_cast<float*>(at(ADDITIONS_AT)) + slot * TILE_SUMS;
     }
 };
 

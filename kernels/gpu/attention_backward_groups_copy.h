@@ -67,29 +67,29 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         u32 tile = walk.last_before(walk.end);
         u32 next = NO_POSITION;
         const auto bring_queries = [&] {
-            const Turn<M::QUERY_STAGES> turn(count);
+            const PipelineState<M::QUERY_STAGES> at(count);
             next = walk.last_before(tile);
             Step step = walk.step(inputs, tile);
             if (round % 2 != 0) step.traits |= Step::IS_ODD;
             if (next == NO_POSITION) step.traits |= Step::IS_LAST;
-            Gate& full = state.queries_full[turn.stage];
-            wait_together(state.queries_empty[turn.stage], turn.parity ^ 1);
-            if (one) state.steps[turn.stage] = step;
+            Gate& full = state.queries_full[at.stage];
+            wait_together(state.queries_empty[at.stage], at.parity ^ 1);
+            if (one) state.steps[at.stage] = step;
             constexpr u32 BYTES = QUERIES * sizeof(float);
-            bring_rows(Rows<QUERIES>(), memory.queries(turn.stage), arguments.q_map,
+            bring_rows(Rows<QUERIES>(), memory.queries(at.stage), arguments.q_map,
                        inputs.q + sample_row() * inputs.q_stride, inputs.q_stride, full, item.head, tile * QUERIES,
                        BYTES);
-            if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at(tile), BYTES, full);
+            if (one) copy_bytes(state.sums[at.stage], arguments.sums + sums_at(tile), BYTES, full);
         };
         const auto bring_douts = [&] {
-            const Turn<M::DOUT_STAGES> turn(count);
-            Gate& full = state.douts_full[turn.stage];
-            wait_together(state.douts_empty[turn.stage], turn.parity ^ 1);
+            const PipelineState<M::DOUT_STAGES> at(count);
+            Gate& full = state.douts_full[at.stage];
+            wait_together(state.douts_empty[at.stage], at.parity ^ 1);
             constexpr u32 BYTES = QUERIES * sizeof(float);
-            bring_rows(Rows<QUERIES>(), memory.douts(turn.stage), arguments.dout_map,
+            bring_rows(Rows<QUERIES>(), memory.douts(at.stage), arguments.dout_map,
                        arguments.dout + sample_row() * arguments.dout_stride, arguments.dout_stride, full, item.head, tile * QUERIES,
                        BYTES);
-            if (one) copy_bytes(state.deltas[turn.stage], arguments.deltas + sums_at(tile), BYTES, full);
+            if (one) copy_bytes(state.deltas[at.stage], arguments.deltas + sums_at(tile), BYTES, full);
         };
 
         // The inputs of the first scores come first.
@@ -116,30 +116,30 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
     }
 }
 
-// Adds the sums of dq that were computed here to those in global memory, every ADDING-th tile from `turn` on, by one thread. Tiles of keys
-// are added to a tile of queries one after the other, by rising keys, so that the order of a sum depends on the head's sequence alone.
-// Blocks begin items in that order too, and each walks from the last queries down: when a tile's turn comes, earlier keys have mostly been
-// added.
+// Adds the sums of dq that were computed here to those in global memory, of every ADDING-th tile from tile `slot` on, by one thread. Tiles
+// of keys are added to a tile of queries one after the other, by rising keys, so that the order of a sum depends on the head's sequence
+// alone. Blocks begin items in that order too, and each walks from the last queries down: by the time that a tile is to be added, earlier
+// keys have mostly been added.
 template <u32 P>
-DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 turn) {
+DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 slot) {
     typedef Memory<P> M;
     typename M::State& state = memory.state();
 #pragma unroll 1
-    for (u32 count = turn;; count += ADDING) {
-        wait_for(state.additions_full[turn], count / ADDING % 2);
+    for (u32 count = slot;; count += ADDING) {
+        wait_for(state.additions_full[slot], count / ADDING % 2);
         const Addition addition = state.additions[count % ANNOUNCED];
         if (addition.rank == NO_POSITION) return;
         u32* const added = arguments.added + addition.tile;
         float* const to = arguments.dq_sums + static_cast<u64>(addition.tile) * M::TILE_SUMS;
         if (addition.rank == 0) {
-            store_floats(to, memory.addition(turn), M::TILE_SUMS);
+            store_floats(to, memory.addition(slot), M::TILE_SUMS);
         } else {
             while (seen(added) != addition.rank) rest();
             show_to_copies();
-            add_floats(to, memory.addition(turn), M::TILE_SUMS);
+            add_floats(to, memory.addition(slot), M::TILE_SUMS);
         }
         wait_until_read();
-        arrive(state.additions_empty[turn]);
+        arrive(state.additions_empty[slot]);
         wait_until_there();
         publish(added, addition.rank + 1);
     }

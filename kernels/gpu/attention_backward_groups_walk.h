@@ -186,13 +186,13 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
 
     // Waits for the queries of tile `count`.
     const auto take_queries = [&] {
-        const Turn<M::QUERY_STAGES> turn(count);
-        wait_for(state.queries_full[turn.stage], turn.parity);
-        if (of_warp((state.steps[turn.stage].traits & Step::IS_WHOLE) == 0)) {
+        const PipelineState<M::QUERY_STAGES> at(count);
+        wait_for(state.queries_full[at.stage], at.parity);
+        if (of_warp((state.steps[at.stage].traits & Step::IS_WHOLE) == 0)) {
             // Queries and their output gradients are right factors.
-            const Turn<M::DOUT_STAGES> of_douts(count);
+            const PipelineState<M::DOUT_STAGES> of_douts(count);
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
-            clear_rows(memory.queries(turn.stage), M::TILE_BYTES);
+            clear_rows(memory.queries(at.stage), M::TILE_BYTES);
             clear_rows(memory.douts(of_douts.stage), M::TILE_BYTES);
             meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
         }
@@ -206,9 +206,9 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         end_batch();
     };
     const auto hand_on = [&](u32 now) {
-        const Turn<ADDING> turn(formed_anew(now));
-        wait_for(state.additions_empty[turn.stage], turn.parity ^ 1);
-        float4* const to = reinterpret_cast<float4*>(memory.addition(turn.stage) + group * M::GROUP_SUMS) +
+        const PipelineState<ADDING> slot(formed_anew(now));
+        wait_for(state.additions_empty[slot.stage], slot.parity ^ 1);
+        float4* const to = reinterpret_cast<float4*>(memory.addition(slot.stage) + group * M::GROUP_SUMS) +
                            threadIdx.x % GROUP_THREADS;
 #pragma unroll
         for (u32 n = 0; n < DQ_TILES; n++) {
@@ -220,7 +220,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         }
         show_to_products();
         warp_barrier();
-        if (one) arrive(state.additions_full[turn.stage]);
+        if (one) arrive(state.additions_full[slot.stage]);
     };
 #pragma unroll 1
     for (u32 parity = 0;;) {
@@ -236,8 +236,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         wait_for(state.values_full, parity);
 #pragma unroll 1
         for (;;) {
-            const Turn<M::QUERY_STAGES> of_queries(count);
-            const Turn<M::DOUT_STAGES> of_douts(count);
+            const PipelineState<M::QUERY_STAGES> of_queries(count);
+            const PipelineState<M::DOUT_STAGES> of_douts(count);
             const Step& step = state.steps[of_queries.stage];
             const bool is_whole = of_warp((step.traits & Step::IS_WHOLE) != 0);
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
@@ -353,11 +353,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     // Tells all adding warps that the additions have ended.
 #pragma unroll 1
     for (u32 end = count + ADDING; count < end; count++) {
-        const Turn<ADDING> turn(count);
-        wait_for(state.additions_empty[turn.stage], turn.parity ^ 1);
+        const PipelineState<ADDING> slot(count);
+        wait_for(state.additions_empty[slot.stage], slot.parity ^ 1);
         if (threadIdx.x == GROUP_THREADS) state.additions[count % ANNOUNCED].rank = NO_POSITION;
         warp_barrier();
-        if (one) arrive(state.additions_full[turn.stage]);
+        if (one) arrive(state.additions_full[slot.stage]);
     }
 }
 
@@ -381,9 +381,9 @@ DEVICE void backward(const Arguments& arguments) {
             make_gate(state.douts_full[stage], 1);
             make_gate(state.douts_empty[stage], READERS);
         }
-        for (u32 turn = 0; turn < ADDING; turn++) {
-            make_gate(state.additions_full[turn], READERS);
-            make_gate(state.additions_empty[turn], 1);
+        for (u32 slot = 0; slot < ADDING; slot++) {
+            make_gate(state.additions_full[slot], READERS);
+            make_gate(state.additions_empty[slot], 1);
         }
         gates_are_made();
     }

@@ -226,8 +226,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         slope = inputs.slopes ? inputs.slopes[item.head] * LOG2_E : 0.0f;
     };
     const auto wait_for_keys = [&](u32 tile) {
-        const Turn<M::STAGES> turn(tile);
-        wait_for(state.keys_full[turn.stage], turn.parity);
+        const PipelineState<M::STAGES> at(tile);
+        wait_for(state.keys_full[at.stage], at.parity);
     };
     const auto begin_scores = [&](u32 tile) {
         const auto keys = all_keys.after(tile % M::STAGES * M::TILE_BYTES);
@@ -240,10 +240,10 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     // Whether all rows attend to the whole tile whose probabilities are waiting.
     bool is_whole = false;
     const auto begin_results = [&](u32 tile) {
-        const Turn<M::STAGES> turn(tile);
-        wait_for((is_whole ? state.values_full : state.values_clean)[turn.stage], turn.parity);
-        rows.cleared |= !is_whole && state.cleared[turn.stage] == tile + 1;
-        const auto values = all_values.after(turn.stage * M::TILE_BYTES);
+        const PipelineState<M::STAGES> at(tile);
+        wait_for((is_whole ? state.values_full : state.values_clean)[at.stage], at.parity);
+        rows.cleared |= !is_whole && state.cleared[at.stage] == tile + 1;
+        const auto values = all_values.after(at.stage * M::TILE_BYTES);
         hold(out);
         begin_products();
 #pragma unroll
@@ -282,7 +282,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         return of_warp(first + KEYS + (is_negative ? 1 : 0) < item.end);
     };
 
-    if (group == COMPUTING - 1) pass_by(TURN, COMPUTING * GROUP_THREADS);
+    if (group == COMPUTING - 1) pass_by(SCHEDULER, COMPUTING * GROUP_THREADS);
     if (!take_queries()) return;
     begin_rows();
     clear_results();
@@ -309,7 +309,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             for (u32 i = 0; i < HELD; i++) out[n].at[i] *= decay[row_slot(i)];
         }
     };
-    const auto pass_turn = [&] { pass_by(TURN + (group + 1) % COMPUTING, COMPUTING * GROUP_THREADS); };
+    const auto signal_next_group = [&] { pass_by(SCHEDULER + (group + 1) % COMPUTING, COMPUTING * GROUP_THREADS); };
 #pragma unroll 1
     for (;; count++) {
         // The probabilities of tile `count` are finished; the next scores are computed while these are multiplied with the values.
@@ -320,14 +320,14 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         } else {
             first += KEYS;
         }
-        meet(TURN + group, COMPUTING * GROUP_THREADS);
+        meet(SCHEDULER + group, COMPUTING * GROUP_THREADS);
         begin_scores(count + 1);
         // Storing takes longer than computing the scores.
         const bool stores = has_ended;
-        if (stores) pass_turn();
+        if (stores) signal_next_group();
         settle();
         begin_results(count);
-        if (!stores) pass_turn();
+        if (!stores) signal_next_group();
         wait_for_products<1>();
         end_scores(count + 1);
         has_ended = begins;

@@ -11,8 +11,9 @@ constexpr u32 KEYS = 128, KEY_TILES = KEYS / TILE;
 constexpr u32 CHECKING_WARPS = GROUP_WARPS - 1;
 // Registers of a thread in each kind of group: two computing groups leave this few to the group that copies.
 constexpr u32 COPYING_REGISTERS = 40, COMPUTING_REGISTERS = 232;
-// Named barriers: one for the turn of each computing group, and one for the copying threads.
-constexpr u32 TURN = 1, COPYING = TURN + COMPUTING;
+// Named barriers: one for each computing group, which waits there until the group before it has started its products; and one for the
+// copying threads.
+constexpr u32 SCHEDULER = 1, COPYING = SCHEDULER + COMPUTING;
 
 struct Arguments {
     TileMap q_map, k_map, v_map;  // where the copy engine reads tiles

@@ -22,10 +22,10 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
         if (item.end == 0) return;
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
-            const Turn<M::STAGES> turn(count);
-            wait_for(state.values_full[turn.stage], turn.parity);
+            const PipelineState<M::STAGES> at(count);
+            wait_for(state.values_full[at.stage], at.parity);
             if (!item.is_unmasked(first)) {
-                u32* const pairs = reinterpret_cast<u32*>(memory.values(turn.stage));
+                u32* const pairs = reinterpret_cast<u32*>(memory.values(at.stage));
                 bool found = false;
 #pragma unroll 1
                 for (u32 i = threadIdx.x - WARP; i < M::TILE_BYTES / 16; i += CHECKING_WARPS * WARP) {
@@ -36,14 +36,14 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
                     for (u32 j = 4 * i; j < 4 * i + 4; j++) pairs[j] &= finite_of(pairs[j]);
                 }
                 if (found) {
-                    state.cleared[turn.stage] = count + 1;
+                    state.cleared[at.stage] = count + 1;
                     show_to_products();
                 }
             }
             warp_barrier();
             if (one) {
-                arrive(state.values_clean[turn.stage]);
-                arrive(state.values_empty[turn.stage]);
+                arrive(state.values_clean[at.stage]);
+                arrive(state.values_empty[at.stage]);
             }
         }
     }
@@ -102,14 +102,14 @@ DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
                 has_next = true;
             }
             if (one && first < item.end) {
-                const Turn<M::STAGES> turn(count);
-                copy(memory.keys(turn.stage), arguments.k_map, state.keys_full[turn.stage],
-                     state.keys_empty[turn.stage], turn.parity, first);
+                const PipelineState<M::STAGES> at(count);
+                copy(memory.keys(at.stage), arguments.k_map, state.keys_full[at.stage],
+                     state.keys_empty[at.stage], at.parity, first);
             }
             if (one && first > item.begin) {
-                const Turn<M::STAGES> turn(count - 1);
-                copy(memory.values(turn.stage), arguments.v_map, state.values_full[turn.stage],
-                     state.values_empty[turn.stage], turn.parity, first - KEYS);
+                const PipelineState<M::STAGES> at(count - 1);
+                copy(memory.values(at.stage), arguments.v_map, state.values_full[at.stage],
+                     state.values_empty[at.stage], at.parity, first - KEYS);
             }
         }
         count--;
@@ -154,26 +154,26 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
             if (first < item.end) {
-                const Turn<M::STAGES> turn(count);
-                wait_for(state.keys_empty[turn.stage], turn.parity ^ 1);
-                copy_rows<P, KEYS>(memory.keys(turn.stage), inputs.k + item.sample * inputs.k_sample + shared_column,
+                const PipelineState<M::STAGES> at(count);
+                wait_for(state.keys_empty[at.stage], at.parity ^ 1);
+                copy_rows<P, KEYS>(memory.keys(at.stage), inputs.k + item.sample * inputs.k_sample + shared_column,
                                    inputs.k_stride, first, inputs.keys, inputs, false);
                 meet(COPYING, GROUP_THREADS);
-                if (threadIdx.x == 0) arrive(state.keys_full[turn.stage]);
+                if (threadIdx.x == 0) arrive(state.keys_full[at.stage]);
             }
             if (first > item.begin) {
-                const Turn<M::STAGES> turn(count - 1);
-                wait_for(state.values_empty[turn.stage], turn.parity ^ 1);
+                const PipelineState<M::STAGES> at(count - 1);
+                wait_for(state.values_empty[at.stage], at.parity ^ 1);
                 const bool found =
-                    copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + shared_column,
+                    copy_rows<P, KEYS>(memory.values(at.stage), inputs.v + item.sample * inputs.v_sample + shared_column,
                                        inputs.v_stride, first - KEYS, inputs.keys, inputs,
                                        !item.is_unmasked(first - KEYS));
-                if (found) state.cleared[turn.stage] = count;
+                if (found) state.cleared[at.stage] = count;
                 meet(COPYING, GROUP_THREADS);
-                if (threadIdx.x == 0) arrive(state.values_full[turn.stage]);
+                if (threadIdx.x == 0) arrive(state.values_full[at.stage]);
                 if (warp != 0 && one) {
-                    arrive(state.values_clean[turn.stage]);
-                    arrive(state.values_empty[turn.stage]);
+                    arrive(state.values_clean[at.stage]);
+                    arrive(state.values_empty[at.stage]);
                 }
             }
         }

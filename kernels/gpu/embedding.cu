@@ -84,9 +84,9 @@ struct EmbeddingGroup {
 constexpr u32 GROUP_THREADS = 256;
 // Tokens of the vocabulary that a thread owns.
 constexpr u32 GROUP_OWN = 4;
-// Rows that a thread, and a block, reads in one turn.
+// Rows that a thread, and a block, reads at a time: the block's are a tile of rows.
 constexpr u32 GROUP_ROWS = 16;
-constexpr u32 GROUP_TURN = GROUP_THREADS * GROUP_ROWS;
+constexpr u32 TILE_ROWS = GROUP_THREADS * GROUP_ROWS;
 
 // The sum of `x` over the threads before this one; `total` gets that over all threads. `of_warps` is shared memory of
 // one word a warp; the block must pass a barrier before it is used again.
@@ -111,49 +111,49 @@ DEVICE u32 sum_before(u32 x, u32* of_warps, u32& total) {
     return before;
 }
 
-// The shared memory of a block for one turn.
-struct Turn {
-    // The turn's tokens; one word is left out after every GROUP_ROWS, so that neighbouring threads read
+// The shared memory of a block for one tile of rows.
+struct RowTile {
+    // The tile's tokens; one word is left out after every GROUP_ROWS, so that neighbouring threads read
     // neighbouring banks.
-    u32 tokens[GROUP_TURN + GROUP_THREADS];
+    u32 tokens[TILE_ROWS + GROUP_THREADS];
     // The rows of the block's tokens, in order: the token, counted from the block's first, in the upper half, and the
-    // row, counted from the turn's first.
-    u32 found[GROUP_TURN];
+    // row, counted from the tile's first.
+    u32 found[TILE_ROWS];
     u32 of_warps[GROUP_THREADS / WARP];
 };
 
-// Lists the rows of a turn whose tokens are the block's; returns how many, and adds to `below` how many of the thread's
+// Lists the rows of a tile whose tokens are the block's; returns how many, and adds to `below` how many of the thread's
 // rows hold tokens of earlier blocks.
-DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u32 first_token,
+DEVICE u32 find_own(RowTile& tile, const EmbeddingGroup& arguments, u32 first_row, u32 first_token,
                     u32 own_tokens, Fault* fault, u32& below) {
     u32 tokens[GROUP_ROWS];
 #pragma unroll
     for (u32 i = 0; i < GROUP_ROWS; i++) {
-        const u32 row = turn_row + threadIdx.x + i * GROUP_THREADS;
+        const u32 row = first_row + threadIdx.x + i * GROUP_THREADS;
         tokens[i] = arguments.tokens[min(row, arguments.rows - 1)];
     }
 #pragma unroll
     for (u32 i = 0; i < GROUP_ROWS; i++) {
         const u32 place = threadIdx.x + i * GROUP_THREADS;
-        const u32 token = checked(tokens[i], turn_row + place, arguments.vocab_size, fault);
+        const u32 token = checked(tokens[i], first_row + place, arguments.vocab_size, fault);
         // A place past the last row has no token.
-        turn.tokens[place + place / GROUP_ROWS] =
-            turn_row + place < arguments.rows ? token : 0xffffffffu;
+        tile.tokens[place + place / GROUP_ROWS] =
+            first_row + place < arguments.rows ? token : 0xffffffffu;
     }
     __syncthreads();
     u32 own = 0;
 #pragma unroll
     for (u32 i = 0; i < GROUP_ROWS; i++) {
-        const u32 token = turn.tokens[threadIdx.x * (GROUP_ROWS + 1) + i];
+        const u32 token = tile.tokens[threadIdx.x * (GROUP_ROWS + 1) + i];
         own += token - first_token < own_tokens;
         below += token < first_token;
     }
     u32 found;
-    u32 place = sum_before(own, turn.of_warps, found);
+    u32 place = sum_before(own, tile.of_warps, found);
 #pragma unroll
     for (u32 i = 0; i < GROUP_ROWS; i++) {
-        const u32 token = turn.tokens[threadIdx.x * (GROUP_ROWS + 1) + i] - first_token;
-        if (token < own_tokens) turn.found[place++] = token << 16 | (threadIdx.x * GROUP_ROWS + i);
+        const u32 token = tile.tokens[threadIdx.x * (GROUP_ROWS + 1) + i] - first_token;
+        if (token < own_tokens) tile.found[place++] = token << 16 | (threadIdx.x * GROUP_ROWS + i);
     }
     __syncthreads();
     return found;
@@ -162,7 +162,7 @@ DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u
 // Each block groups the rows that hold its tokens: it reads all rows twice, once to count and once to place them. A
 // thread owns tokens and walks the block's list, so rows keep their order without sorting.
 KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
-    __shared__ Turn turn;
+    __shared__ RowTile tile;
     const u32 first_token = blockIdx.x * arguments.tokens_per_block;
     const u32 own_tokens = min(arguments.tokens_per_block, arguments.vocab_size - first_token);
     // The thread's tokens are consecutive, so its groups are too.
@@ -173,13 +173,13 @@ KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
 #pragma unroll
     for (u32 own = 0; own < GROUP_OWN; own++) next[own] = 0;
     u32 below = 0;
-    for (u32 row = 0; row < arguments.rows; row += GROUP_TURN) {
+    for (u32 row = 0; row < arguments.rows; row += TILE_ROWS) {
         Fault* const fault = blockIdx.x == 0 ? arguments.fault : nullptr;
-        const u32 found = find_own(turn, arguments, row, first_token, own_tokens, fault, below);
+        const u32 found = find_own(tile, arguments, row, first_token, own_tokens, fault, below);
         if (thread_token >= own_tokens) continue;
 #pragma unroll 4
         for (u32 i = 0; i < found; i++) {
-            const u32 token = (turn.found[i] >> 16) - thread_token;
+            const u32 token = (tile.found[i] >> 16) - thread_token;
 #pragma unroll
             for (u32 own = 0; own < GROUP_OWN; own++) {
                 next[own] += token == own && own < tokens_per_thread;
@@ -192,9 +192,9 @@ KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
 #pragma unroll
     for (u32 own = 0; own < GROUP_OWN; own++) place += next[own];
     u32 total;
-    place = sum_before(place, turn.of_warps, total);
+    place = sum_before(place, tile.of_warps, total);
     __syncthreads();
-    sum_before(below, turn.of_warps, total);
+    sum_before(below, tile.of_warps, total);
     place += total;
 #pragma unroll
     for (u32 own = 0; own < GROUP_OWN; own++) {
@@ -203,16 +203,16 @@ KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
         place += count;
     }
 
-    for (u32 row = 0; row < arguments.rows; row += GROUP_TURN) {
-        const u32 found = find_own(turn, arguments, row, first_token, own_tokens, nullptr, below);
+    for (u32 row = 0; row < arguments.rows; row += TILE_ROWS) {
+        const u32 found = find_own(tile, arguments, row, first_token, own_tokens, nullptr, below);
         if (thread_token >= own_tokens) continue;
 #pragma unroll 4
         for (u32 i = 0; i < found; i++) {
-            const u32 token = (turn.found[i] >> 16) - thread_token;
+            const u32 token = (tile.found[i] >> 16) - thread_token;
 #pragma unroll
             for (u32 own = 0; own < GROUP_OWN; own++) {
                 if (token == own && own < tokens_per_thread) {
-                    const u32 found_row = row + (turn.found[i] & 0xffffu);
+                    const u32 found_row = row + (tile.found[i] & 0xffffu);
                     arguments.grouped[next[own]++] =
                         token_row(first_token + thread_token + own, found_row);
                 }

@@ -4,12 +4,12 @@
 
 namespace groups {
 
-// The place of tile `count` of a chain in its ring, and the parity of the place's gates.
+// The pipeline state of tile `count` of a chain: the stage of the ring that holds it, and the parity for which the stage's gates wait.
 template <u32 STAGES>
-struct Turn {
+struct PipelineState {
     u32 stage, parity;
 
-    __device__ __forceinline__ explicit Turn(u32 count) : stage(count % STAGES), parity(count / STAGES % 2) {}
+    __device__ __forceinline__ explicit PipelineState(u32 count) : stage(count % STAGES), parity(count / STAGES % 2) {}
 };
 
 // A mask of bits that replaces the numbers that are not finite, in a pair of elements, by zeros.

@@ -18,16 +18,16 @@ use self::checker::Checker;
 use crate::backend::{Backend, KernelGroup};
 use crate::error::{KernelError, Result};
 
-/// What became of the check of some kernels.
+/// The outcome of a check, by the names of the kernels that it covers.
 #[derive(Debug)]
 pub struct Checked {
     /// The kernels.
     pub kernels: &'static str,
-    /// What was found.
+    /// Whether their results agree with the definitions.
     pub outcome: Outcome,
 }
 
-/// What a check finds.
+/// The outcome of a check.
 #[derive(Debug)]
 pub enum Outcome {
     /// All results are those of the definitions.
@@ -74,7 +74,8 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 22] {
     ]
 }
 
-/// What is compiled side by side before: most of what checks launch.
+/// The kernels that are compiled in parallel before the checks: most of those that the checks
+/// launch.
 const KERNELS: [KernelGroup; 27] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
@@ -105,7 +106,7 @@ const KERNELS: [KernelGroup; 27] = [
     KernelGroup::TreeSum,
 ];
 
-/// Checks every kernel of `backend`, one after the other, whatever becomes of those before it.
+/// Checks every kernel of `backend`, one after the other; a failed check does not stop the others.
 pub fn run<B: Backend>(backend: &B) -> Vec<Checked> {
     // A kernel that does not compile is reported by the check that launches it.
     let _ = backend.prepare(&KERNELS);

@@ -38,15 +38,15 @@ fn shared_bytes_per_block(warp: u32) -> usize {
     if warp == 32 { 99 << 10 } else { 64 << 10 }
 }
 
-/// That of the devices whose groups of warps multiply together.
+/// The same for devices whose groups of warps multiply together.
 const SHARED_BYTES_OF_GROUPS: usize = 227 << 10;
 
-/// What is emulated.
+/// The settings of an emulated GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmulatorSettings {
     /// Lanes of a warp: 32 or 64.
     pub warp: u32,
-    /// The order in which the threads of a block take their turns: 0 in order, else a random one.
+    /// The seed of the order in which the threads of a block run; with 0 they run in ascending order.
     pub seed: u64,
 }
 
@@ -55,9 +55,9 @@ pub struct EmulatorSettings {
 pub struct SourceChange {
     /// The file of kernels, or a header of some.
     pub source: &'static str,
-    /// What is replaced; it must be there.
+    /// The text that is replaced. The source must contain it.
     pub from: &'static str,
-    /// What takes its place.
+    /// The replacement.
     pub to: &'static str,
 }
 
@@ -124,7 +124,7 @@ impl Emulator {
         Self { room, ..self }
     }
 
-    /// The same, but for what is enqueued: it runs when the schedule gets to it, which other devices may share.
+    /// The same, except that enqueued work runs when the schedule reaches it. Several devices may share a schedule.
     #[must_use]
     pub fn with_schedule(self, schedule: &Arc<Schedule>) -> Self {
         let room = Room::new(self.room.bytes()[1], Some(Arc::clone(schedule)));
@@ -150,7 +150,7 @@ impl Emulator {
         Ok(Self { properties, ..self })
     }
 
-    /// What crosses between the host and this device.
+    /// The bytes that were copied between the host and this device, counted.
     pub fn host_traffic(&self) -> Arc<HostTraffic> {
         Arc::clone(&self.host_traffic)
     }
@@ -436,7 +436,7 @@ impl Driver for Emulator {
         Ok(EmulatorKernel { library: Arc::clone(module), name })
     }
 
-    /// As `group_product.h` reads it where it is emulated.
+    /// A map that `group_product.h` reads where it is emulated.
     fn tile_map(&self, rows: &TiledRows) -> Result<Option<TileMap>> {
         let mut words = [0; 16];
         let first = [rows.address.0, rows.row_bytes, rows.head_bytes, rows.sample_bytes];
@@ -468,7 +468,7 @@ impl Driver for Emulator {
         unsafe { self.enqueue(queue, Step::Product(product)) }
     }
 
-    /// They save nothing here, but what is enqueued by them is tested.
+    /// Graphs save no time here; they exist so that the work that is enqueued by them is tested.
     fn has_graphs(&self) -> bool {
         true
     }

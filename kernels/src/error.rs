@@ -14,9 +14,9 @@ pub enum KernelError {
         kernel: &'static str,
         /// The quantity that does not fit.
         what: &'static str,
-        /// What was expected of it.
+        /// The value that the kernel expects, or a condition on it such as `at least 1`.
         expected: String,
-        /// What it was.
+        /// The value that was given.
         found: String,
     },
     /// A token or a target lies outside the vocabulary: fix the input.
@@ -42,18 +42,18 @@ pub enum KernelError {
     /// Something that a graph cannot hold was asked for while one is recorded: do it before.
     #[error("{attempted} cannot be recorded into a graph")]
     NotRecordable {
-        /// What was asked for.
+        /// The operation that was refused.
         attempted: &'static str,
     },
     /// The device or one of its libraries has no way to do this, and will have none the next time: change sizes, or use
     /// another backend.
     #[error("{device} has no way to {what}: {answer}")]
     Unsupported {
-        /// What was asked for, such as a matrix product of some sizes.
+        /// The operation, such as a matrix product of some sizes.
         what: String,
         /// The device's name.
         device: String,
-        /// What the driver or library answered.
+        /// The answer of the driver or library.
         answer: String,
     },
     /// There is no such device here, or nothing to reach it with: install a driver, or choose another backend.
@@ -61,7 +61,7 @@ pub enum KernelError {
     Unavailable {
         /// The backend asked for.
         backend: &'static str,
-        /// What is missing.
+        /// The reason, such as the library that is missing.
         reason: String,
     },
     /// The device is of a kind that no kernel is written for: use another device.
@@ -71,7 +71,7 @@ pub enum KernelError {
         device: String,
         /// Its architecture.
         found: String,
-        /// What would do.
+        /// The architectures that kernels are written for.
         expected: String,
     },
     /// A kernel's source was refused by the device's compiler: report it.
@@ -79,7 +79,7 @@ pub enum KernelError {
     Compile {
         /// The file of kernels.
         source_name: &'static str,
-        /// What it was compiled for.
+        /// The architecture that it was compiled for.
         architecture: String,
         /// All that the compiler said; the message has its first error.
         log: String,
@@ -87,11 +87,11 @@ pub enum KernelError {
     /// The device, its driver or one of its libraries failed: start again from a checkpoint.
     #[error("{attempted} on {device} failed: {answer}")]
     Device {
-        /// What was attempted.
+        /// The operation that failed.
         attempted: &'static str,
         /// The device's name.
         device: String,
-        /// What the driver or library answered.
+        /// The answer of the driver or library.
         answer: String,
     },
     /// The processor lacks an instruction set that was asked for: use another.
@@ -105,7 +105,7 @@ pub enum KernelError {
     Threads {
         /// The number of threads asked for.
         threads: usize,
-        /// What the operating system or the thread pool answered.
+        /// The error of the operating system or of the thread pool.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -145,7 +145,7 @@ impl KernelError {
     }
 }
 
-/// What the system's loader of libraries says; the error by itself says only that it failed.
+/// The message of the system's library loader, which is the error's source: the error itself says only that it failed.
 pub(crate) fn loader_answer(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

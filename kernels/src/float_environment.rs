@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 #[derive(Debug)]
 #[must_use = "the environment ends with this value"]
 pub struct FloatEnvironment {
-    /// What the thread had before, where that was another one.
+    /// The thread's environment before this one; `None` where it was the same.
     before: Option<register::Control>,
     /// The register is a thread's own: a value that went to another thread would restore it there.
     of_this_thread: PhantomData<*const ()>,
@@ -71,7 +71,7 @@ mod register {
     /// Flush to zero (15), round towards zero (14 and 13), denormals are zeros (6).
     pub(super) const FOREIGN: Control = STANDARD | 1 << 15 | 0b11 << 13 | 1 << 6;
 
-    /// All bits that control, without the flags below, which only tell, and without what is reserved.
+    /// The bits of the register that control arithmetic: neither the exception flags below them nor the reserved bits.
     const CONTROLS: Control = 0xffc0;
 
     #[inline]
@@ -82,7 +82,8 @@ mod register {
         value
     }
 
-    /// Memory is not accessed across this, so that what is computed from memory afterwards is computed in the new environment.
+    /// A barrier for memory accesses: the compiler moves none across it, so values read from memory afterwards are computed with in
+    /// the new environment.
     #[inline]
     pub(super) fn write(value: Control) {
         // SAFETY: the instruction reads the four bytes of `value`, in which no reserved bit is set:
@@ -124,7 +125,8 @@ mod register {
         value
     }
 
-    /// Memory is not accessed across this, so that what is computed from memory afterwards is computed in the new environment.
+    /// A barrier for memory accesses: the compiler moves none across it, so values read from memory afterwards are computed with in
+    /// the new environment.
     #[inline]
     pub(super) fn write(value: Control) {
         // SAFETY: any program may write the register, and the bits set exist in it.

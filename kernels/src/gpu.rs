@@ -65,16 +65,17 @@ pub struct Gpu<D: Driver, P: Precision> {
     precision: std::marker::PhantomData<P>,
 }
 
-/// What has been compiled and loaded.
+/// The modules and kernels that have been compiled and loaded.
 struct Kernels<D: Driver> {
     modules: HashMap<SourceKey, Slot<D>>,
     kernels: HashMap<(SourceKey, &'static str), D::Kernel>,
 }
 
-/// What tells sources apart.
+/// The key of a source: the name of its file, and its definitions.
 type SourceKey = (&'static str, &'static [Definition]);
 
-/// Where a module is once it is loaded. Its loader holds the lock meanwhile: others wait for that one alone.
+/// The place of a module, empty until it is loaded. Its loader holds the lock meanwhile, so that only threads that need this module
+/// wait.
 type Slot<D> = Arc<Mutex<Option<Arc<<D as Driver>::Module>>>>;
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -203,8 +204,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
         let kernel = self.kernel(source, name)?;
         let arguments = bytemuck::bytes_of(&arguments);
-        // SAFETY: the caller guarantees the validity of the arguments; what they name stays until the queue has run the kernel, because memory
-        // is given back in the order of the queue.
+        // SAFETY: the caller guarantees the validity of the arguments; the memory that they name stays until the queue has run the
+        // kernel, because memory is freed in the order of the queue.
         self.profile.note(&self.driver, stream, name, |stream| unsafe {
             self.driver.launch(stream.queue_mut(), &kernel, launch, arguments)
         })

@@ -45,12 +45,12 @@ fn check_remainder<B: Runtime>(rounded: usize, remainder: usize) -> Result<()> {
     Err(KernelError::shape("view", "remainder of a master", expected, remainder))
 }
 
-/// Consecutive masters that are joined, and where.
+/// Consecutive masters that are joined, and their place in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Which of the masters.
+    /// The masters.
     pub from: Range<usize>,
-    /// Where the first goes.
+    /// The place of the first in the output.
     pub to: usize,
 }
 
@@ -61,7 +61,8 @@ impl Run {
     }
 }
 
-/// Asks `runs` to lie inside `masters` masters and `out` elements, and what is written to be in order.
+/// Checks that `runs` lie inside `masters` masters and `out` elements, and that their places in the output are in ascending order
+/// without overlap.
 pub(crate) fn check_runs(runs: &[Run], masters: usize, out: usize) -> Result<()> {
     const KERNEL: &str = "join_master";
     let mut written = 0;
@@ -81,17 +82,17 @@ pub(crate) fn check_runs(runs: &[Run], masters: usize, out: usize) -> Result<()>
 
 /// Masters of consecutive parameters, read by a kernel.
 pub struct Master<'a, B: Runtime> {
-    /// What matrix products read.
+    /// The parameters as matrix products read them: rounded to activation precision.
     pub(crate) rounded: Slice<'a, B, B::Activation>,
-    /// What rounding took away; nothing where activations are fp32.
+    /// The lower 16 bits of each parameter, which rounding removed; empty where activations are fp32.
     pub(crate) remainder: Slice<'a, B, u16>,
 }
 
 /// Masters of consecutive parameters, written by a kernel.
 pub struct MasterMut<'a, B: Runtime> {
-    /// What matrix products read.
+    /// The parameters as matrix products read them: rounded to activation precision.
     pub(crate) rounded: SliceMut<'a, B, B::Activation>,
-    /// What rounding took away; nothing where activations are fp32.
+    /// The lower 16 bits of each parameter, which rounding removed; empty where activations are fp32.
     pub(crate) remainder: SliceMut<'a, B, u16>,
 }
 
@@ -117,12 +118,12 @@ impl<'a, B: Runtime> Master<'a, B> {
         self.rounded.elements
     }
 
-    /// What matrix products read.
+    /// The parameters as matrix products read them: rounded to activation precision.
     pub fn rounded(self) -> Slice<'a, B, B::Activation> {
         self.rounded
     }
 
-    /// What rounding took away.
+    /// The lower 16 bits of each parameter, which rounding removed; empty where activations are fp32.
     pub fn remainder(self) -> Slice<'a, B, u16> {
         self.remainder
     }
@@ -166,7 +167,8 @@ impl<'a, B: Runtime> MasterMut<'a, B> {
         Ok(Self { rounded, remainder: self.remainder.sub(start, elements)? })
     }
 
-    /// What matrix products read, given up with the rest: where activations are fp32, the parameters themselves.
+    /// The parameters as matrix products read them, the parameters themselves where activations are fp32; the remainder is given
+    /// up.
     pub fn into_rounded(self) -> SliceMut<'a, B, B::Activation> {
         self.rounded
     }

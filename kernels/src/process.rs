@@ -10,7 +10,8 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Ends the process with `code` and without exit handlers. What is to be kept was flushed before.
+/// Ends the process with `code` and without exit handlers. Whatever has to be kept must have been
+/// flushed before.
 pub fn exit_at_once(code: u8) -> ! {
     // SAFETY: the C library's function takes any number and does not return.
     unsafe { _exit(c_int::from(code)) }

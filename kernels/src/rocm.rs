@@ -45,13 +45,13 @@ const WAVE: u32 = 87;
 const INSUFFICIENT_DRIVER: Code = Code(35);
 const INVALID_DEVICE: Code = Code(101);
 
-/// What HIP has beside the functions of the table.
+/// The HIP runtime: the functions of the table, and those that HIP alone has.
 struct Hip {
     table: Table,
     properties: Properties,
-    /// As the runtime numbers itself: 60_241_134 is 6.2.
+    /// The runtime's version in its own numbering: 60_241_134 is 6.2.
     version: c_int,
-    /// What follows the name of its library, such as `.so.6`: that of others of the same release.
+    /// The ending of the runtime's file name, such as `.so.6`: the other libraries of the same release have it too.
     suffix: &'static str,
     found: FoundLibrary,
 }
@@ -61,14 +61,15 @@ fn release(version: c_int) -> (i32, i32) {
     (version / 10_000_000, version / 100_000 % 100)
 }
 
-/// How a device's properties are asked for: the struct grew in HIP 6, and its function has another name since.
+/// The function that reads a device's properties, and a place in the struct that it fills: the struct grew in HIP 6, and its
+/// function has another name since.
 struct Properties {
     get: unsafe extern "C" fn(*mut u8, c_int) -> Code,
-    /// Where in the struct the name of the architecture begins.
+    /// The byte of the struct at which the name of the architecture begins.
     architecture_at: usize,
 }
 
-/// Where it begins before HIP 6.
+/// The byte at which the name begins before HIP 6.
 const OLD_ARCHITECTURE_AT: usize = 396;
 
 /// Names of the runtime's library, the newest first.
@@ -112,7 +113,7 @@ impl Hip {
         once(&HIP, Self::open)
     }
 
-    /// What a device calls its architecture, with its features: such as `gfx942:sramecc+:xnack-`.
+    /// The architecture of a device in HIP's spelling, with its features: such as `gfx942:sramecc+:xnack-`.
     fn architecture(&self, name: &str, device: Device) -> Result<String> {
         /// More than the struct of any version has.
         const ROOM: usize = 8192;
@@ -217,7 +218,7 @@ impl Vendor for Amd {
         compile::code_object(source, options, &properties.architecture)
     }
 
-    /// It is added by a kernel: rocBLAS cannot, and that hipBLASLt does as promised was not tried.
+    /// A kernel adds the bias: rocBLAS cannot, and whether hipBLASLt keeps the promises was not tried.
     fn adds_bias(
         _library: &Matrices,
         _driver: &Rocm,

@@ -24,7 +24,7 @@ fn at_least_one(kernel: &'static str, what: &'static str, found: usize) -> Resul
     if found == 0 { Err(KernelError::shape(kernel, what, "at least 1", 0)) } else { Ok(()) }
 }
 
-/// What kernels add at most to a size to make it whole tiles.
+/// The most that kernels add to a size to round it up to whole tiles.
 const PADDING: usize = 64;
 
 /// Asks the product of `sizes`, elements of up to eight bytes, to be a size of memory that there may be; so no kernel and no
@@ -114,7 +114,7 @@ impl SequenceShape {
     }
 }
 
-/// What a row is normed by.
+/// The statistic that the elements of a row are divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// RMSNorm: the root of the mean square.
@@ -124,7 +124,7 @@ pub enum NormKind {
 }
 
 impl NormKind {
-    /// What its kernels are called, forward and backward.
+    /// The names of its kernels in errors, forward and backward.
     pub(crate) fn kernels(self) -> [&'static str; 2] {
         match self {
             Self::Rms => ["rms_norm_forward", "rms_norm_backward"],
@@ -214,7 +214,7 @@ impl NormShape {
         self.heads * self.width
     }
 
-    /// What has a statistic of its own, rows or heads of rows, and how these divide into grains.
+    /// The rows, or the heads of rows, that have a statistic of their own, and how they divide into grains.
     pub fn normed(self) -> GrainRows {
         let GrainRows { rows, rows_per_grain } = self.grains;
         GrainRows {

@@ -1,9 +1,8 @@
 //! Buffers that other threads read while their owner keeps them.
 //!
-//! Device memory is outside of Rust's borrows: events alone order the work on device streams,
-//! whichever thread holds a reference on the host. So kernels of another thread's device can read
-//! it through a [`Shared`]: a read-only view that keeps the memory alive. Host memory is copied
-//! instead, as there Rust keeps readers and writers apart.
+//! Device memory is outside of Rust's borrows: only events order the work on device streams, regardless of which threads hold
+//! references on the host. So kernels of another thread's device can read it through a [`Shared`]: a read-only view that keeps the
+//! memory alive. Host memory is copied instead, as there Rust keeps readers and writers apart.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What can go wrong with a model: its configuration, its files, or the device it runs on.
+//! Errors of a model: of its configuration, its files, or the device it runs on.
 
 use std::path::PathBuf;
 
@@ -27,15 +27,15 @@ pub enum ModelError {
     Config {
         /// The key, as the user writes it.
         key: String,
-        /// What it must be.
+        /// The condition on its value.
         expected: String,
-        /// What it is.
+        /// The value found.
         found: String,
     },
     /// A model file that cannot be read or written.
     #[error("{action} {} failed", path.display())]
     File {
-        /// What was attempted, such as `reading`.
+        /// The operation, such as `reading`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -48,13 +48,13 @@ pub enum ModelError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expected and the found contents.
         what: String,
     },
     /// A token outside the vocabulary.
     #[error("{what}: token {token} is outside the vocabulary of {vocab_size}")]
     Token {
-        /// Where the token stands.
+        /// The place of the token.
         what: String,
         /// The token.
         token: u32,
@@ -67,20 +67,20 @@ pub enum ModelError {
     Microbatch {
         /// The quantity that does not fit.
         what: &'static str,
-        /// What was expected.
+        /// The expected value.
         expected: String,
-        /// What was found.
+        /// The value found.
         found: usize,
     },
     /// A model that enters its blocks out of order, or reads parameters of another block or in a
     /// precision that its layout does not declare: fix the model.
     #[error("{attempt}: expected {expected}, found {found}")]
     ParameterAccess {
-        /// What the model attempted.
+        /// The refused access, such as `entering block 3`.
         attempt: String,
-        /// What was allowed at this point.
+        /// The rule for accesses that it breaks.
         expected: String,
-        /// What was found.
+        /// The state that breaks it.
         found: String,
     },
     /// An update rule that was given another number of states than it has: fix the caller.
@@ -94,7 +94,7 @@ pub enum ModelError {
     /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
     #[error("{what}")]
     NotFinite {
-        /// Which number, and its value.
+        /// The number's place, and its value.
         what: String,
     },
     /// The receiver of gradients is gone: the run is being torn down.

@@ -37,7 +37,7 @@ use crate::mamba2::Mamba2Config;
 use crate::mpt::{MptConfig, MptPositions};
 use crate::settings::ModelKind;
 
-/// What the config of a family does.
+/// The config of a model family: it builds the model, and states its sizes and special tokens.
 pub trait Family {
     /// Builds the model of these sizes, on any backend.
     ///
@@ -88,17 +88,17 @@ pub struct SpecialTokens {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ModelConfig {
-    /// Of Mamba.
+    /// A Mamba model.
     Mamba(MambaConfig),
-    /// Of Mamba-2.
+    /// A Mamba-2 model.
     Mamba2(Mamba2Config),
-    /// Of MPT.
+    /// An MPT model.
     Mpt(MptConfig),
-    /// Of GPT-Neo.
+    /// A GPT-Neo model.
     GptNeo(GptNeoConfig),
-    /// Of Llama, Mistral, Qwen2 or Qwen3.
+    /// A Llama, Mistral, Qwen2 or Qwen3 model.
     Llama(LlamaConfig),
-    /// Of a hybrid of Mamba and attention blocks.
+    /// A hybrid of Mamba and attention blocks.
     Hybrid(HybridConfig),
 }
 

@@ -1,10 +1,9 @@
 //! Where parameters and their gradients live: tensors, segments, blocks and uses.
 //!
-//! All parameters of a model stand in one flat fp32 *arena*. A [`Segment`] is a contiguous range of it that
-//! is always reduced, leased and sharded together: one block, or an embedding table. A [`Tensor`] is a named view
-//! inside a segment. A *block* is one entry of the model's ordered list; it *uses* one or more segments,
-//! and each [`Use`] has a gradient slot of its own: a tied embedding has two. The gradients of all
-//! uses stand in a second arena, in block order.
+//! All parameters of a model lie in one flat fp32 *arena*. A [`Segment`] is a contiguous range of it that is always reduced, leased
+//! and sharded together: one block, or an embedding table. A [`Tensor`] is a named view inside a segment. A *block* is one entry of
+//! the model's ordered list; it *uses* one or more segments, and each [`Use`] has a gradient slot of its own: a tied embedding has
+//! two. The gradients of all uses lie in a second arena, in block order.
 //!
 //! A layout also declares in which precision blocks read each tensor ([`Reading`]), so that a
 //! source that holds the parameters of a block only while the block runs holds them in that

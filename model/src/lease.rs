@@ -142,9 +142,9 @@ impl Packing {
         Self { segment: segment.name.clone(), tensors, fp32_elements, activation_elements }
     }
 
-    /// The packing of segment `segment` of `layout` in which all tensors stand at their places in
-    /// the memory of activation precision, and the tensors that any block reads in fp32 stand side
-    /// by side in the other memory.
+    /// The packing of segment `segment` of `layout` in which all tensors are at their places in the
+    /// memory of activation precision, and the tensors that any block reads in fp32 are side by
+    /// side in the other memory.
     ///
     /// # Panics
     /// When the layout has no such segment.

@@ -1,4 +1,4 @@
-//! What is trained: models as ordered lists of blocks over one flat arena of parameters.
+//! The models that are trained: ordered lists of blocks over one flat arena of parameters.
 //!
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
 //!   [`Trainable`], for a [`sample`](mod@sample) of its own kind.

@@ -16,7 +16,7 @@ use crate::lease::Lease;
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
 use crate::trainable::Device;
 
-/// A linear map and where its parameters stand in their segment.
+/// A linear map, and the ranges of its parameters in their segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// `weight[outputs, inputs]`

@@ -5,9 +5,8 @@
 //! layer norm:        normed = (x - mean(x)) (variance(x) + eps)^-1/2 weight + bias
 //! ```
 //!
-//! A [`Norm`] knows where its parameters stand in their segment; blocks and head run it over the
-//! rows of the residual stream. A backward pass of a block recomputes its norms, statistics
-//! included, so all norms of one width share one [`NormScratch`].
+//! A [`Norm`] knows the ranges of its parameters in their segment; blocks and head run it over the rows of the residual stream. A
+//! backward pass of a block recomputes its norms, statistics included, so all norms of one width share one [`NormScratch`].
 
 use std::ops::Range;
 

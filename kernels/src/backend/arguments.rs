@@ -7,8 +7,8 @@ use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
-/// What a row of logits of which one is no finite number has instead of a likeliest or a drawn token, and a row whose draw a device leaves to the
-/// host.
+/// The token of a row of logits that has none: one of its logits is not a finite number, or the device leaves the row's draw to
+/// the host.
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// Whether a matrix product replaces its output or adds to it.
@@ -20,7 +20,7 @@ pub enum Output {
     Add,
 }
 
-/// What cross-entropy leaves in the logits.
+/// The contents of the logits after cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitGradient {
     /// The logits' contents are unspecified afterwards.
@@ -33,7 +33,7 @@ pub enum LogitGradient {
 /// The most terms of one [`tree_sum`](super::TreeSums::tree_sum) on a GPU.
 pub const MOST_TREE_TERMS: usize = 32;
 
-/// A term of [`tree_sum`](super::TreeSums::tree_sum), and where it stands in the tree.
+/// A term of [`tree_sum`](super::TreeSums::tree_sum), and its place in the tree.
 ///
 /// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower
 /// plus the upper, as often as `joins` says. In the end one sum is left.
@@ -53,19 +53,19 @@ impl<B: Runtime> Copy for TreeTerm<'_, B> {}
 
 /// A sum that [`tree_sums`](super::TreeSums::tree_sums) forms.
 pub struct TreeSum<'a, B: Runtime> {
-    /// Where it goes.
+    /// The output.
     pub out: SliceMut<'a, B, f32>,
     /// The leaves of its tree, in order.
     pub terms: Vec<TreeTerm<'a, B>>,
 }
 
-/// Where the elements of a [`TreeTerm`] are.
+/// The place of a [`TreeTerm`]'s elements.
 pub enum TermValues<'a, B: Runtime> {
-    /// Where the sum goes: what `out` holds before the call.
+    /// The output itself: the term is its contents before the call.
     Out,
-    /// In memory of this device or of a peer that it [reaches](Runtime::reach).
+    /// Memory of this device, or of a peer that it [reaches](Runtime::reach).
     Buffer(Slice<'a, B, f32>),
-    /// In the host's memory, where buffers lie there too: elsewhere an error.
+    /// The host's memory: an error on devices that have a memory of their own.
     Host(&'a [f32]),
 }
 
@@ -132,11 +132,11 @@ pub enum Gelu {
     Tanh,
 }
 
-/// What the backward GELU leaves.
+/// The outputs of GELU's backward pass, which also computes the forward output again.
 pub struct GeluGradients<'a, B: Runtime> {
     /// `gradient[rows, n]`: that of `gelu(x + bias)` on entry, that of x afterwards.
     pub gradient: MatrixMut<'a, B, B::Activation>,
-    /// `out[rows, n] = gelu(x + bias)`, as forward wrote it.
+    /// `out[rows, n] = gelu(x + bias)`, with the bits of forward.
     pub out: MatrixMut<'a, B, B::Activation>,
     /// `dbias[grains, n]`, where it is asked for.
     pub dbias: Option<SliceMut<'a, B, f32>>,
@@ -176,13 +176,13 @@ impl<B: Runtime> ConvGradients<'_, B> {
     }
 }
 
-/// What pieces of sequences carry on, for generation. How a sequence is cut into pieces changes no bit, nor does what else is in the batch.
-/// Documents are not told.
+/// The state that a piece of a sequence continues from, for generation. Neither the cut of a sequence into pieces nor the rest of
+/// the batch changes a bit. A piece has no document starts: its state carries over from document to document.
 pub struct PieceState<'a, B: Runtime> {
-    /// The state before the first position, which is moved on behind the last.
+    /// The state before the first position on entry, that behind the last position afterwards.
     pub state: SliceMut<'a, B, f32>,
-    /// Of sample i there are the first `lengths[i]` positions, all of them where there are no lengths; rows behind these are neither read
-    /// nor written.
+    /// Sample i has `lengths[i]` positions, all of them where there are no lengths; its rows behind these are neither read nor
+    /// written.
     pub lengths: Option<Slice<'a, B, u32>>,
 }
 
@@ -228,7 +228,7 @@ pub struct ScanStepInputs<'a, B: Runtime> {
 }
 
 impl<'a, B: Runtime> ScanStepInputs<'a, B> {
-    /// With the raw steps of time that a product has formed.
+    /// The inputs of a scan whose raw step sizes a product has computed.
     pub fn with(&self, delta_raw: Matrix<'a, B, B::Activation>) -> ScanInputs<'a, B> {
         let Self { delta_bias, x, bc, z, a_log, d, .. } = *self;
         ScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d, starts: None }
@@ -255,17 +255,17 @@ pub struct ScanGradients<'a, B: Runtime> {
     pub regated: Option<MatrixMut<'a, B, B::Activation>>,
 }
 
-/// What the gradients of the selective scan are formed from.
+/// The inputs from which the gradients of the selective scan are computed.
 pub struct ScanSaved<'a, B: Runtime> {
     /// `dout[b t, e]`
     pub dout: Matrix<'a, B, B::Activation>,
-    /// As forward read them.
+    /// The inputs of the forward pass.
     pub inputs: ScanInputs<'a, B>,
-    /// As forward left it.
+    /// The values that the forward pass saved.
     pub saved: Slice<'a, B, f32>,
 }
 
-/// What attention reads, forward and backward.
+/// The inputs of attention, forward and backward.
 pub struct AttentionInputs<'a, B: Runtime> {
     /// `q[b t, h p]`: head h in columns `h p .. (h + 1) p`.
     pub q: Matrix<'a, B, B::Activation>,
@@ -286,11 +286,11 @@ impl<B: Runtime> Clone for AttentionInputs<'_, B> {
 }
 impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
 
-/// What the gradients of attention are formed from.
+/// The inputs from which the gradients of attention are computed.
 pub struct AttentionSaved<'a, B: Runtime> {
     /// `dout[b t, h p]`
     pub dout: Matrix<'a, B, B::Activation>,
-    /// As forward read them.
+    /// The inputs of the forward pass.
     pub inputs: AttentionInputs<'a, B>,
     /// `out[b t, h p]`, as forward left it.
     pub out: Matrix<'a, B, B::Activation>,
@@ -323,8 +323,8 @@ pub struct KeyValueCache<'a, B: Runtime> {
     pub values: Slice<'a, B, B::Activation>,
     /// Positions that there is room for.
     pub capacity: usize,
-    /// `past[b]`: how many positions each sequence had seen before its new ones, which stand in the cache already. The
-    /// caller sees to it that no sequence outgrows the capacity.
+    /// `past[b]`: the number of positions of each sequence before its new ones. The keys and values of the new ones are in the
+    /// cache already. The caller ensures that no sequence outgrows the capacity.
     pub past: Slice<'a, B, u32>,
     /// `slopes[h]`, as in [`AttentionInputs`].
     pub slopes: Option<Slice<'a, B, f32>>,
@@ -349,7 +349,7 @@ pub struct GrowingCache<'a, B: Runtime> {
 pub struct LionStep {
     /// Learning rate of this step.
     pub learning_rate: f32,
-    /// How much of the average is in the update.
+    /// The weight of the average in the update.
     pub beta1: f32,
     /// Decay of the average.
     pub beta2: f32,

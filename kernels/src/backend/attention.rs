@@ -53,9 +53,9 @@ pub trait Attention: Runtime {
         capacity: usize,
     ) -> Result<()>;
 
-    /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` stands at position
-    /// `past[b] + i` and sees the keys of its cache up to that position. The same bits as in one forward pass over
-    /// everything.
+    /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` is at position
+    /// `past[b] + i` and attends to the keys of its cache up to that position. The bits are those of one forward pass over all
+    /// positions.
     fn attention_cached(
         &self,
         stream: &mut Self::DeviceStream,

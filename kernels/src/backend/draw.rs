@@ -4,7 +4,8 @@ use super::Runtime;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, Slice, SliceMut};
 
-/// What a [draw](Draw::draw) leaves of a row of logits, in the order of the fields, each over the probabilities that the one before has left.
+/// The settings of a [draw](Draw::draw) from a row of logits. They apply in the order of the fields, each to the probabilities that
+/// the one before has left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DrawSettings {
     /// Logits are divided by it.

@@ -6,17 +6,17 @@ use crate::view::{Slice, SliceMut};
 
 /// Elements in either type that a device computes with.
 pub enum Values<'a, B: Runtime> {
-    /// Of fp32.
+    /// Elements of fp32.
     Fp32(Slice<'a, B, f32>),
-    /// As products read them.
+    /// Elements in activation precision, as products read them.
     Activations(Slice<'a, B, B::Activation>),
 }
 
 /// [`Values`] to be written.
 pub enum ValuesMut<'a, B: Runtime> {
-    /// Of fp32.
+    /// Elements of fp32.
     Fp32(SliceMut<'a, B, f32>),
-    /// As products read them: rounded once.
+    /// Elements in activation precision, as products read them: rounded once.
     Activations(SliceMut<'a, B, B::Activation>),
 }
 

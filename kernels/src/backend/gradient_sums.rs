@@ -4,7 +4,7 @@ use super::Runtime;
 use crate::error::Result;
 use crate::view::{Slice, SliceMut};
 
-/// What is done to gradients before an update. See the [module](super) for what every kernel promises.
+/// Sums and means of gradients, between the backward pass and the update. See the [module](super) for what every kernel promises.
 pub trait GradientSums: Runtime {
     /// `lane[i] = lane[i] + gradients[g, i]` for each grain g in order; `gradients` is
     /// `[grains, lane.elements]`.

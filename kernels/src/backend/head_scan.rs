@@ -16,7 +16,7 @@ impl DeltaLimits {
     /// No step size is clamped.
     pub const NONE: Self = Self { least: 0.0, most: f32::INFINITY };
 
-    /// Those of at least `least` and at most `most`, which may be infinite.
+    /// A clamp of step sizes to `least ..= most`; `most` may be infinite.
     ///
     /// # Errors
     /// A negative or infinite least, or a most that is not above it.
@@ -40,7 +40,7 @@ impl DeltaLimits {
     }
 }
 
-/// What the scan of heads reads, forward and backward.
+/// The inputs of the scan of heads, forward and backward.
 pub struct HeadScanInputs<'a, B: Runtime> {
     /// `projected[b t, e + c + h]`, in_proj's product, with e = h p and c = e + 2 g n: the gate z before SiLU, what the convolution
     /// reads, and the raw step sizes, before their bias and softplus. The columns between are not read.

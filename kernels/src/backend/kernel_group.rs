@@ -67,7 +67,7 @@ pub enum KernelGroup {
         /// p
         head_width: usize,
     },
-    /// What adds gradients up, and their squares.
+    /// Sums and means of gradients, and sums of their squares.
     GradientSums,
     /// The optimizer, and masters rounded, split and joined.
     Optimizer,

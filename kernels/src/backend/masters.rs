@@ -15,8 +15,9 @@ pub trait Masters: Runtime {
         from: Slice<'_, Self, f32>,
     ) -> Result<()>;
 
-    /// For each of `runs`, in the order of their places in `out`, `out[to + i]` is the fp32 that `from[from + i]` is the
-    /// [master](crate::master) of: what was split, to the bit, unless it is NaN. The rest of `out` stays as it is.
+    /// For each of `runs`, in the order of their places in `out`: `out[to + i]` becomes the fp32 parameter whose
+    /// [master](crate::master) is `from[from + i]`, which is the parameter that was split, to the bit, unless it is NaN. The rest
+    /// of `out` stays as it is.
     fn join_master(
         &self,
         stream: &mut Self::DeviceStream,

@@ -13,9 +13,9 @@ pub enum NormInput<'a, B: Runtime> {
     Activation(Matrix<'a, B, B::Activation>),
 }
 
-/// What a norm is of and with.
+/// The inputs of a norm: rows and parameters.
 pub struct NormInputs<'a, B: Runtime> {
-    /// Its rows.
+    /// The rows that are normed.
     pub x: NormInput<'a, B>,
     /// `weight[d]`
     pub weight: Slice<'a, B, f32>,
@@ -23,24 +23,24 @@ pub struct NormInputs<'a, B: Runtime> {
     pub bias: Option<Slice<'a, B, f32>>,
 }
 
-/// Where a backward norm finds dy and leaves dx: of the same kind as the [`NormInput`].
+/// The places of dy and dx of a backward norm, of the same kind as the [`NormInput`].
 pub enum NormGradient<'a, B: Runtime> {
-    /// That of [`NormInput::Residual`].
+    /// For [`NormInput::Residual`]: dy and dx are separate.
     Residual {
         /// `dx[rows, d]` is added to.
         dx: MatrixMut<'a, B, f32>,
-        /// Where `dx[rows, d]` goes in activation precision too, once it was added to.
+        /// A copy of the new `dx[rows, d]` in activation precision, where it is wanted.
         rounded: Option<MatrixMut<'a, B, B::Activation>>,
         /// `dy[rows, d]`
         dy: Matrix<'a, B, B::Activation>,
     },
-    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
+    /// For [`NormInput::Activation`]: the matrix holds `dy[rows, h d]` on entry and dx afterwards.
     InPlace(MatrixMut<'a, B, B::Activation>),
 }
 
 /// Outputs of a backward norm.
 pub struct NormGradients<'a, B: Runtime> {
-    /// That of x.
+    /// The gradient of x.
     pub x: NormGradient<'a, B>,
     /// `dweight[grains, d]`, over all heads of a grain's rows.
     pub dweight: SliceMut<'a, B, f32>,
@@ -48,13 +48,13 @@ pub struct NormGradients<'a, B: Runtime> {
     pub dbias: Option<SliceMut<'a, B, f32>>,
 }
 
-/// What the gradients of a norm are formed from.
+/// The inputs from which the gradients of a norm are computed.
 pub struct NormSaved<'a, B: Runtime> {
-    /// As forward read it.
+    /// The input of the forward pass.
     pub x: NormInput<'a, B>,
-    /// As forward left them.
+    /// The statistics that the forward pass saved.
     pub statistics: Slice<'a, B, f32>,
-    /// As forward read it.
+    /// The weight of the forward pass.
     pub weight: Slice<'a, B, f32>,
 }
 
@@ -114,7 +114,7 @@ fn check<B: Runtime>(
 }
 
 impl<B: Runtime> NormInputs<'_, B> {
-    /// Asks for what [`Norm::norm_forward`] norms; answers what it is called in errors.
+    /// Checks the inputs of [`Norm::norm_forward`]; returns the kernel's name in errors.
     pub(crate) fn check(&self, shape: NormShape) -> Result<&'static str> {
         let [kernel, _] = shape.kind().kernels();
         check(kernel, &self.x, self.bias.is_some(), shape)?;
@@ -123,7 +123,7 @@ impl<B: Runtime> NormInputs<'_, B> {
 }
 
 impl<B: Runtime> NormGradients<'_, B> {
-    /// Asks for what [`Norm::norm_backward`] forms; answers what it is called in errors.
+    /// Checks the gradients of [`Norm::norm_backward`]; returns the kernel's name in errors.
     pub(crate) fn check(&self, x: &NormInput<'_, B>, shape: NormShape) -> Result<&'static str> {
         let [_, kernel] = shape.kind().kernels();
         check(kernel, x, self.dbias.is_some(), shape)?;

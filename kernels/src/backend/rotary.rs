@@ -14,7 +14,7 @@ pub trait Rotary: Runtime {
     /// x[i], x[i + p / 2] = x[i] cos - x[i + p / 2] sin,  x[i + p / 2] cos + x[i] sin
     /// ```
     ///
-    /// Row i of sample b stands at `past[b] + i - starts[b, i]`.
+    /// Row i of sample b is at position `past[b] + i - starts[b, i]`.
     ///
     /// # Errors
     /// Heads of an odd width, a table that is too short for the rows (where the host knows their positions; a GPU takes the table's last

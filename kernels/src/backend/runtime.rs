@@ -29,7 +29,7 @@ pub enum MemoryPlace {
     Device,
 }
 
-/// What two workers must have in common for their bits to agree.
+/// The properties of a device that decide about bits: two workers whose kinds are equal compute the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKind {
     /// `cpu`, `cuda` or `rocm`.
@@ -38,31 +38,32 @@ pub struct DeviceKind {
     pub architecture: String,
     /// [`NUMERICS_VERSION`](super::NUMERICS_VERSION) of the kernels.
     pub numerics_version: u32,
-    /// The matrix library and its version; on GPUs also a digest of what it chooses, and what else it chooses by.
+    /// The matrix library and its version; on GPUs also a digest of its choices, and the number of multiprocessors, on which these
+    /// depend too.
     pub matrix_library: String,
 }
 
-/// What kernels of one device may do with the memory of another.
+/// How kernels of one device access the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerAccess {
     /// They read it where it is.
     Direct,
-    /// Nothing: bytes have to be copied.
+    /// They cannot: bytes have to be copied.
     Absent,
 }
 
-/// What a kernel took, all its launches together.
+/// The device time of a kernel, summed over its launches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelTime {
     /// The kernel.
     pub kernel: &'static str,
-    /// How often it was launched.
+    /// The number of launches.
     pub launches: u64,
     /// Device time.
     pub milliseconds: f64,
 }
 
-/// The memory of a device, the order of its work, and what it tells of both.
+/// A device: its memory, the order of its work, and queries about both.
 pub trait Runtime: Send + Sync + Sized + 'static {
     /// Element type of activations and of the weights that matrix products read: the precision.
     type Activation: ActivationElement;
@@ -80,10 +81,11 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Where they have not it holds nothing, and the masters serve.
     type ComputeWeights: Send + Sync;
 
-    /// What this device must have in common with its peers.
+    /// The kind of this device, which must equal that of its peers.
     fn device_kind(&self) -> DeviceKind;
 
-    /// What tells this device from any other of any machine; `None` where several are one, or nothing does.
+    /// An identifier that no other device of any machine has; `None` where the device has none, or where several devices share one
+    /// piece of hardware.
     fn identity(&self) -> Option<String> {
         None
     }
@@ -91,7 +93,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
     fn free_memory_bytes(&self) -> Result<Option<usize>>;
 
-    /// Where buffers lie.
+    /// The place of buffers.
     fn memory(&self) -> MemoryPlace;
 
     /// Sees to it that the kernels of `groups` can be launched without a wait: where they are compiled on the machine, this waits for
@@ -135,8 +137,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         elements: usize,
     ) -> Result<()>;
 
-    /// The buffer that matrix products read weights from: a parameter stands at the same element as
-    /// in `master`.
+    /// The buffer that matrix products read weights from: a parameter is at the same element as in `master`.
     fn compute_buffer<'a>(
         master: &'a Self::Buffer<f32>,
         weights: &'a Self::ComputeWeights,
@@ -183,10 +184,10 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// `elements` zeros in pinned host memory, for this device and every other of the process.
     fn pinned<T: Element>(&self, elements: usize) -> Result<Self::Pinned<T>>;
 
-    /// What pinned memory holds. Waits for the copies into it, so that a caller that must not wait asks an event first.
+    /// The contents of pinned memory. Waits for the copies into it; a caller that must not wait first asks an event.
     fn pinned_values<'a, T: Element>(&self, pinned: &'a Self::Pinned<T>) -> Result<&'a [T]>;
 
-    /// What pinned memory holds, to be changed. Waits for the copies into it and from it.
+    /// The contents of pinned memory, to be changed. Waits for the copies into it and out of it.
     fn pinned_values_mut<'a, T: Element>(
         &self,
         pinned: &'a mut Self::Pinned<T>,
@@ -224,10 +225,10 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// must not be written again or dropped before it has been read.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
 
-    /// `from`, for others to read: in a memory of the device's own where it is, in the host's a copy.
+    /// Makes `from` readable to others: a device with a memory of its own shares it in place, the host shares a copy.
     ///
-    /// Before others read it, their device streams wait for an event behind what was written; and before it is written
-    /// again, the owner's waits for one behind what was read.
+    /// Before others read it, their device streams wait for an event behind the write; before it is written again, the owner's
+    /// stream waits for an event behind the reads.
     ///
     /// # Errors
     /// A host without room for the copy.
@@ -237,7 +238,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         from: Slice<'_, Self, T>,
     ) -> Result<Shared<Self, T>>;
 
-    /// What is shared as the host reads it where it is; `None` in a memory of the device's own.
+    /// Shared elements in the host's memory, read in place; `None` where they lie in a memory of the device's own.
     fn host_view<T: Element>(shared: &Shared<Self, T>) -> Option<HostView<T>> {
         let _ = shared;
         None
@@ -255,7 +256,7 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// have joined.
     ///
     /// # Errors
-    /// What the library answers; a device that has none.
+    /// An error of the library; a device that has no such library.
     fn join_group(
         &self,
         library: &CollectiveLibrary,
@@ -266,11 +267,12 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
     }
 
-    /// Sends each of `sends` to the rank that stands beside it, and receives from ranks the ranges `receives` of `into`, all at
-    /// once: what this rank sends another is what that one receives, in order. Returns when it is enqueued.
+    /// Sends each of `sends` to its rank, and receives the ranges `receives` of `into` from theirs, all at once: the first range
+    /// that this rank sends to another arrives in the first that the other receives from this one, and so on. Returns when it is
+    /// enqueued.
     ///
     /// # Errors
-    /// What the library answers; a group that was aborted; a range that leaves `into`.
+    /// An error of the library; a group that was aborted; a range that leaves `into`.
     fn exchange<T: Element>(
         &self,
         stream: &mut Self::DeviceStream,
@@ -283,12 +285,12 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
     }
 
-    /// What the library alone does with `from` of all ranks, at this rank: `out` is a share of the sums, or `from` a share of what
-    /// is gathered. To be measured beside [`exchange`](Self::exchange): sums are in an order of the library's own. Returns when it
-    /// is enqueued.
+    /// Runs a collective of the library over `from` of all ranks: for a reduce-scatter `out` is this rank's share of the sums, for
+    /// an all-gather `from` is this rank's share of `out`. To be measured beside [`exchange`](Self::exchange): the library adds in
+    /// an order of its own. Returns when it is enqueued.
     ///
     /// # Errors
-    /// What the library answers; a group that was aborted; sizes of which one is not as many shares as there are ranks.
+    /// An error of the library; a group that was aborted; sizes of which one is not the other times the number of ranks.
     fn library_collective(
         &self,
         stream: &mut Self::DeviceStream,
@@ -319,11 +321,11 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
 
-    /// The same, of which the device also notes when it reaches it. That takes it, and the host, longer.
+    /// The same, with the time at which the device reaches the point. Takes longer on the device and on the host.
     fn record_timed(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
 
-    /// What is enqueued on `stream` from now on waits until `event` is reached, which may be of another device stream, and of another
-    /// device of the process. The host does not wait.
+    /// Makes all work that is enqueued on `stream` from now on wait until `event` is reached. The event may belong to another
+    /// device stream, and to another device of the process. The host does not wait.
     fn wait_for(&self, stream: &mut Self::DeviceStream, event: &Self::Event) -> Result<()>;
 
     /// Whether the device has reached `event`.
@@ -342,21 +344,21 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them
     /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
     ///
-    /// What is recorded runs on the buffers that it was recorded with. The same calls must have run once before, so that all
-    /// scratch memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics. No kernel of
-    /// it may write what another reads as a parameter: weights, biases and coefficients of norms, products, convolutions and scans, and lengths of
-    /// pasts. Kernels may read these before the kernels ahead of them have ended.
+    /// A replay runs on the buffers of the recording. The same calls must have run once before, so that all scratch memory is there
+    /// and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics. No kernel in it may write
+    /// what another of them reads as a parameter: weights, biases and coefficients of norms, products, convolutions and scans, and
+    /// lengths of pasts. Kernels may read these before the kernels ahead of them have ended.
     ///
     /// # Errors
-    /// What `enqueue` answers; [`KernelError::NotRecordable`](crate::KernelError::NotRecordable) for what it may not do: allocate,
-    /// read or write from the host, record events or graphs, or need scratch memory or kernels that are not there yet.
+    /// An error of `enqueue`; [`KernelError::NotRecordable`](crate::KernelError::NotRecordable) where `enqueue` allocates, reads or
+    /// writes from the host, records events or graphs, or needs scratch memory or kernels that are not there yet.
     fn record_graph(
         &self,
         stream: &mut Self::DeviceStream,
         enqueue: &mut dyn FnMut(&mut Self::DeviceStream) -> Result<()>,
     ) -> Result<Option<Self::Graph>>;
 
-    /// Enqueues what was recorded on the same device stream.
+    /// Enqueues the recorded kernels, on the device stream of the recording.
     ///
     /// # Errors
     /// Another device stream than that of the recording. A fault of a kernel in the graph, such as a token outside the

@@ -7,8 +7,8 @@ use crate::view::{MatrixMut, SliceMut};
 
 /// The selective scan of Mamba. See the [module](super) for what every kernel promises.
 pub trait SelectiveScan: Runtime {
-    /// The fp32 elements that [`selective_scan_forward`](Self::selective_scan_forward) saves for the
-    /// backward scan; what they mean is the backend's own matter.
+    /// The number of fp32 elements that [`selective_scan_forward`](Self::selective_scan_forward) saves for the backward scan; only
+    /// the backend knows their meaning.
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize;
 
     /// About the bytes that [`selective_scan_backward`](Self::selective_scan_backward) takes of the device's memory beside its

@@ -5,10 +5,10 @@ use crate::backend::{ActivationElement, Backend, Element};
 use crate::error::Result;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
-/// The error allowed to a result of fp32 arithmetic, of the larger of itself and what is typical of its tensor: a sum that cancels is as
-/// exact as its terms.
+/// The error allowed to a result of fp32 arithmetic, as a fraction of the result or of the root mean square of its tensor,
+/// whichever is larger: a sum that cancels is only as exact as its terms.
 const OF_TYPICAL: f64 = 1e-4;
-/// What a rounding to bf16 adds.
+/// The error that each rounding to bf16 adds to the allowed one, as a fraction of the same.
 const OF_ROUNDING: f64 = 1.0 / 256.0;
 
 /// A device that is checked.
@@ -38,7 +38,7 @@ impl<B: Backend, T: Element> Numbers<B, T> {
         SliceMut::all(&mut self.buffer)
     }
 
-    /// In rows of `columns`.
+    /// The numbers as a matrix with rows of `columns` elements.
     pub(super) fn matrix(&self, columns: usize) -> Result<Matrix<'_, B, T>> {
         self.slice().matrix(self.wide.len() / columns, columns)
     }
@@ -110,7 +110,7 @@ impl<'a, B: Backend> Checker<'a, B> {
         Ok(buffer)
     }
 
-    /// What is in memory of the device.
+    /// The contents of a buffer of the device.
     pub(super) fn read<T: Element>(&mut self, buffer: &B::Buffer<T>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); B::elements(buffer)];
         self.backend.read(&mut self.stream, &mut values, Slice::all(buffer))?;

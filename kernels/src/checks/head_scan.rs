@@ -20,7 +20,7 @@ pub(super) fn head_scan<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
     Ok(())
 }
 
-/// What a scan reads: on the device, and as definitions read it.
+/// The inputs of a scan of heads: on the device, and in `f64` as its definition reads them.
 struct Read<B: Backend> {
     projected: Numbers<B, B::Activation>,
     xbc: Numbers<B, B::Activation>,

@@ -84,7 +84,7 @@ pub(super) fn adamw<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     Ok(())
 }
 
-/// Of masters; these are compared as what they are joined to.
+/// Checks Lion on masters, which are joined to fp32 for the comparison.
 pub(super) fn lion<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     let step = LionStep {
         learning_rate: 1e-2,

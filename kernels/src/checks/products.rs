@@ -8,7 +8,7 @@ use crate::reference::matmul::{MatmulShape, backward, forward};
 use crate::shape::GrainRows;
 use crate::view::{Slice, SliceMut};
 
-/// Columns by rows of what is `rows` by `columns`.
+/// `[columns, rows]`: the transpose of a matrix of `[rows, columns]`.
 fn transposed(matrix: &[f64], rows: usize, columns: usize) -> Vec<f64> {
     (0..columns)
         .flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column]))

@@ -85,7 +85,7 @@ pub(super) fn selective_scan<B: Backend>(checker: &mut Checker<'_, B>) -> Result
     Ok(())
 }
 
-/// What a scan reads: on the device, and as definitions read it.
+/// The inputs of a selective scan: on the device, and in `f64` as its definition reads them.
 struct Read<B: Backend> {
     delta_raw: Numbers<B, B::Activation>,
     delta_bias: Numbers<B, f32>,

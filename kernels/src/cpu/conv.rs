@@ -25,7 +25,7 @@ pub(crate) struct Taps<'a> {
     pub(crate) bias: Option<&'a [f32]>,
 }
 
-/// What the convolution reads.
+/// The inputs of the convolution.
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs<'a> {
     pub(crate) x: Rows<'a>,

@@ -27,7 +27,7 @@ pub(crate) struct ParameterGradients<'a> {
     pub(crate) dbias: Option<&'a mut [f32]>,
 }
 
-/// What the backward convolution reads.
+/// The inputs of the backward convolution.
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardInputs<'a> {
     pub(crate) dout: Rows<'a>,
@@ -163,7 +163,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The row of a sample's first position in what is read, and in what is written.
+    /// The row of a sample's first position in the inputs, and in the gradients.
     fn first_rows(&self, sample: usize) -> (usize, usize) {
         let positions = self.shape.sequences().positions();
         ((self.first_sample + sample) * positions, sample * positions)

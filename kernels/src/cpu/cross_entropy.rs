@@ -70,7 +70,7 @@ struct CrossEntropy<'a> {
 }
 
 impl<'a> CrossEntropy<'a> {
-    /// Parts of `rows` rows each, the last of what is left.
+    /// Cuts the rows into parts of `rows` rows each; the last may be shorter.
     fn parts(self, rows: usize) -> impl Iterator<Item = CrossEntropy<'a>> {
         let Self { losses, logits, targets, gradient, vocab_size, row_stride, scale } = self;
         losses
@@ -176,7 +176,7 @@ fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) -> f32 {
     s.sum(s.add(s.add(a, b), s.add(c, d)))
 }
 
-/// `e^(x - greatest)`; what is too small for a normal number is zero, and NaN stays NaN.
+/// `e^(x - greatest)`: zero where the result is too small for a normal number, and NaN for NaN.
 #[inline(always)]
 fn terms<S: Simd, const K: usize>(
     s: S,

@@ -64,12 +64,12 @@ impl ComputeThreads {
         Ok(Self { pool: Some(Arc::new(pool)), count })
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// How many of `items` each thread takes, at least 1.
+    /// The number of `items` that each thread takes, at least 1.
     pub(crate) fn share(&self, items: usize) -> usize {
         items.div_ceil(self.count).max(1)
     }
@@ -105,7 +105,7 @@ pub struct DeviceStream {
     scratch: Vec<Lanes>,
     token_rows: Vec<TokenRow>,
     weight_gradient: Option<Buffer<f32>>,
-    /// What was shared of each element type, as `Arc<Buffer<T>>`: memory that its readers have left is used again.
+    /// Copies that were shared, as `Arc<Buffer<T>>` of any element type: one that no reader holds any more is reused.
     copies: Vec<Box<dyn Any + Send>>,
 }
 

@@ -15,8 +15,7 @@ pub enum InstructionSet {
     Avx512,
     /// AVX2 and FMA.
     Avx2,
-    /// Whatever the compiler makes of plain code; slow on x86-64, where a fused multiply-add
-    /// becomes a call.
+    /// Plain code, as the compiler translates it; slow on x86-64, where a fused multiply-add becomes a call.
     Portable,
 }
 
@@ -89,7 +88,8 @@ impl Dispatch {
         self.0
     }
 
-    /// Runs `kernel` compiled for this instruction set, in the standard floating-point environment whatever the caller's is.
+    /// Runs `kernel` compiled for this instruction set, in the standard floating-point environment; the caller's comes back
+    /// afterwards.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         let _standard = FloatEnvironment::standard();

@@ -86,7 +86,7 @@ struct EmbeddingBackward<'a, 'table> {
     dout: Rows<'a>,
     /// One for every row of the grain, sorted.
     token_rows: &'a [TokenRow],
-    /// Where a row of the table is summed up.
+    /// The sum of the gradients of a row of the table.
     sum: &'a mut [Lanes],
 }
 

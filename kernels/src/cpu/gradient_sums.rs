@@ -8,7 +8,8 @@ use crate::backend::{GradientSums, check_uses};
 use crate::error::{KernelError, Result};
 use crate::view::{Slice, SliceMut};
 
-/// What a thread takes at a time: the piece of the sum stays in the nearest cache over all terms.
+/// Elements that a thread sums at a time: few enough for the sum to stay in the nearest cache while
+/// all terms are added.
 const PIECE: usize = 4096;
 
 /// `out[i] = out[i] + x[i]`.

@@ -1,9 +1,9 @@
 //! The scan of heads (Dao and Gu, 2024): what forward, backward and pieces share.
 //!
-//! Lanes are sixteen channels of a head, and states stand in tiles of sixteen, as in the selective [`scan`](super::scan); but a head
-//! has one decay a position, so that no exponential is formed for a state. The heads of a sample are walked one after the other,
-//! each in chunks of [`CHUNK`] positions. Lanes and states past the end are padding whose inputs are zero, which keeps their state and
-//! their part of every sum zero.
+//! Lanes are sixteen channels of a head, and states lie in tiles of sixteen, as in the selective [`scan`](super::scan); but a head
+//! has one decay for each position, so no exponential is computed for a state. The heads of a sample are walked one after the
+//! other, each in chunks of [`CHUNK`] positions. Lanes and states past the end are padding whose inputs are zero, so their state
+//! and their part of every sum stay zero.
 
 use super::Cpu;
 use super::documents::Documents;

@@ -45,7 +45,7 @@ struct Partial {
     ddelta_bias: f32,
 }
 
-/// What a chunk's positions hold for a block of channels.
+/// Values of the positions of a chunk, for a block of channels.
 #[derive(Clone, Copy)]
 struct Positions {
     x: [Lanes; CHUNK],
@@ -274,7 +274,8 @@ impl Backward<'_> {
         }
     }
 
-    /// What a block's channels bring to a chunk; adds dy x to `dd`, of each lane in the order of the walk.
+    /// Loads the inputs of a chunk, for a block of channels, and what follows from them alone, into `at`. Returns `dd` with dy x
+    /// added, each lane in the order of the walk.
     #[inline(always)]
     fn load<S: Simd>(
         &self,

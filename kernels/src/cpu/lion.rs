@@ -49,7 +49,7 @@ struct Lion<'a> {
     step: LionStep,
 }
 
-/// -1, 0 or 1; what is no number stays none.
+/// The sign of x: -1, 0 or 1; NaN for NaN.
 #[inline(always)]
 fn sign<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     let (one, large) = (s.splat(1.0), s.splat(LARGE));

@@ -19,7 +19,7 @@ use crate::backend::{Bias, MatrixProducts, OrderedProducts, Output};
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut, Slice};
 
-/// Where a product's operand lies: element (i, j) at `start + i * row_stride + j * column_stride`.
+/// The layout of an operand: element (i, j) is at `start + i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
 struct Operand {
     start: *const f32,
@@ -27,7 +27,7 @@ struct Operand {
     column_stride: isize,
 }
 
-/// Where rows of an output begin: element (i, j) at `start + i * row_stride + j`.
+/// The layout of an output: element (i, j) is at `start + i * row_stride + j`.
 #[derive(Clone, Copy)]
 struct Target {
     start: *mut f32,
@@ -50,7 +50,7 @@ impl Target {
 /// A part of a product: `out[rows, columns] (+)= a[rows, k] b[k, columns]`.
 struct Part {
     out: Target,
-    /// Where the product, once it is whole, is added; then `out` is scratch memory, and overwritten or left as it is.
+    /// The matrix that the complete product is added to; `out` is then scratch memory, and is overwritten or left as it is.
     sum: Option<Target>,
     a: Operand,
     b: Operand,

@@ -97,15 +97,15 @@ impl Norm for Cpu {
     }
 }
 
-/// How many of the statistics are means, which come first.
+/// The number of means among the statistics; they come first.
 fn means(shape: NormShape) -> usize {
     shape.statistics() - shape.normed().rows()
 }
 
-/// What is normed of a part of the rows, whose first in `x` is `first_row`.
+/// The forward norm of a part of the rows, from row `first_row` of `x` on.
 pub(super) struct Forward<'a> {
     pub(super) y: RowsMut<'a>,
-    /// Of a layer norm.
+    /// Means of the rows, of a layer norm only.
     pub(super) means: &'a mut [f32],
     pub(super) reciprocals: &'a mut [f32],
     pub(super) x: Rows<'a>,
@@ -124,7 +124,7 @@ pub(super) struct Backward<'a> {
     pub(super) dbias: &'a mut [f32],
     pub(super) dy: Option<Rows<'a>>,
     pub(super) x: Rows<'a>,
-    /// Of a layer norm.
+    /// Means of the rows, of a layer norm only.
     pub(super) means: &'a [f32],
     pub(super) reciprocals: &'a [f32],
     pub(super) weight: &'a [f32],
@@ -142,7 +142,7 @@ fn input_rows<'a>(
     Rows::new(kernel, "x", x, shape.grains().rows(), shape.columns())
 }
 
-/// Where a backward norm finds dy and leaves dx, checked.
+/// The places of dy and dx of a backward norm, checked.
 struct GradientRows<'a> {
     dx: MatrixMut<'a, Cpu, f32>,
     rounded: Option<RowsMut<'a>>,

@@ -71,7 +71,7 @@ impl<'a> AdamW<'a> {
         threads.for_each(self.parts(share), |part| dispatch.run(part));
     }
 
-    /// Parts of `elements` elements each, the last of what is left.
+    /// Cuts the parameters into parts of `elements` elements each; the last may be shorter.
     fn parts(self, elements: usize) -> impl Iterator<Item = AdamW<'a>> {
         let Self { parameters, exp_avg, exp_avg_sq, gradient, step } = self;
         parameters

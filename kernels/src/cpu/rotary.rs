@@ -96,7 +96,7 @@ impl<'a> Angles<'a> {
     }
 }
 
-/// Which way pairs are turned.
+/// The direction of a rotation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Forward,

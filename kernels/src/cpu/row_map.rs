@@ -8,12 +8,13 @@ use super::simd::{LANES, Simd};
 use crate::error::Result;
 use crate::view::{Matrix, MatrixMut, Slice};
 
-/// What an element of the output is a function of.
+/// The arguments of an element of the output.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments<V> {
     /// x, with its column's bias where there is one.
     pub(crate) x: V,
-    /// The gradient of a function of x; what the output held, where no other is given.
+    /// The gradient of a function of x; without a separate `dout`, the output's element before the
+    /// map.
     pub(crate) dout: V,
 }
 
@@ -22,7 +23,7 @@ pub(crate) trait Operation: Copy + Send {
     fn apply<S: Simd>(self, s: S, arguments: Arguments<S::Vector>) -> S::Vector;
 }
 
-/// What a map reads; x and dout that are absent are what the output holds.
+/// The inputs of a map. Without x, or without dout, the output's elements are read in its place.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct MapInputs<'a> {
     pub(crate) x: Option<Matrix<'a, Cpu, f32>>,

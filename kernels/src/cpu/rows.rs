@@ -84,7 +84,7 @@ impl<'a> Rows<'a> {
         })
     }
 
-    /// Where (row, column) is, or would be.
+    /// The address of (row, column), for any row and column, even past the end.
     #[inline(always)]
     pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
         let offset = row.wrapping_mul(self.stride).wrapping_add(column);
@@ -139,7 +139,7 @@ impl<'a> RowsMut<'a> {
         })
     }
 
-    /// Where (row, column) is, or would be.
+    /// The address of (row, column), for any row and column, even past the end.
     #[inline(always)]
     pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
         let offset = row.wrapping_mul(self.stride).wrapping_add(column);
@@ -151,7 +151,7 @@ impl<'a> RowsMut<'a> {
         (self.elements, self.stride)
     }
 
-    /// Parts of `rows` rows each, the last of what is left.
+    /// Cuts the rows into parts of `rows` rows each; the last may be shorter.
     pub(crate) fn parts(self, rows: usize) -> impl Iterator<Item = RowsMut<'a>> {
         let Self { elements, stride, columns } = self;
         let parts = elements.chunks_mut((rows * stride).max(1));
@@ -160,7 +160,8 @@ impl<'a> RowsMut<'a> {
 }
 
 impl<'a> RowsMut<'a> {
-    /// The first `rows` rows, cut into parts of `columns` columns, the last of what is left: each part's elements of each row.
+    /// Cuts the first `rows` rows into parts of `columns` columns, the last of which may be narrower: for each part, its elements
+    /// of each row.
     pub(crate) fn column_parts(self, columns: usize, rows: usize) -> Vec<Vec<&'a mut [f32]>> {
         let parts = self.columns.div_ceil(columns);
         let mut of_parts: Vec<Vec<_>> = (0..parts).map(|_| Vec::with_capacity(rows)).collect();
@@ -242,7 +243,7 @@ pub(crate) fn no_documents(kernel: &'static str, present: bool) -> Result<()> {
     Err(KernelError::shape(kernel, "starts", "none in a piece", "some"))
 }
 
-/// How many positions there are of each sample of a piece.
+/// The number of positions of each sample of a piece.
 #[derive(Clone, Copy)]
 pub(crate) struct Lengths<'a> {
     lengths: Option<&'a [u32]>,

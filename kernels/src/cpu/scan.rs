@@ -1,11 +1,10 @@
 //! The selective scan (Gu and Dao, 2023): common parts of forward, backward and the single step.
 //!
-//! Lanes are sixteen channels; the states of a channel stand in sixteen vectors, a [`Tile`]. Positions
-//! go in chunks of [`CHUNK`]: chunks outermost, blocks of channels inside, so that a chunk's inputs
-//! and the state of all channels stay in cache, and within a chunk in phases (softplus, decays,
-//! recurrence, gate) whose operations do not wait for each other. More than sixteen states are
-//! several tiles; lanes and states past the end are padding whose inputs are zero, which keeps their
-//! state and their part of every sum zero.
+//! Lanes are sixteen channels; the states of a channel lie in sixteen vectors, a [`Tile`]. Positions are walked in chunks of
+//! [`CHUNK`]: chunks outermost, blocks of channels inside, so that a chunk's inputs and the state of all channels stay in cache,
+//! and within a chunk in phases (softplus, decays, recurrence, gate) whose operations do not wait for each other. More than sixteen
+//! states are several tiles; lanes and states past the end are padding whose inputs are zero, so their state and their part of
+//! every sum stay zero.
 //!
 //! Forward saves the state at the start of each chunk, and nothing else: backward recomputes the rest. Where a document
 //! begins, the state is replaced by zero before it moves on; one that was saved there belongs to the document before.
@@ -187,7 +186,7 @@ impl<'a> Coefficients<'a> {
         }
     }
 
-    /// What [`gather`](Self::gather) left for `row` and `tile`.
+    /// B and C of `row` for the states of `tile`, from the vectors that [`gather`](Self::gather) wrote.
     #[inline(always)]
     pub(crate) fn of(gathered: &'a [Lanes], row: usize, tile: usize, tiles: usize) -> Self {
         let row = &gathered[row * 2 * tiles..][..2 * tiles];

@@ -42,7 +42,7 @@ pub(crate) struct ParameterGradients<'a> {
     pub(crate) ddelta_bias: &'a mut [f32],
 }
 
-/// What the backward scan reads.
+/// The inputs of the backward scan.
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardInputs<'a> {
     pub(crate) dout: Rows<'a>,
@@ -215,7 +215,7 @@ impl Kernel for Backward<'_> {
     }
 }
 
-/// What the positions of a chunk hold for a block of channels.
+/// Values of the positions of a chunk, for a block of channels.
 struct Positions {
     delta: [Lanes; CHUNK],
     /// softplus'.

@@ -7,7 +7,8 @@ use super::{Cpu, DeviceStream};
 use crate::backend::{TermValues, TreeSum, TreeSums, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
 
-/// What a thread takes at a time: the sums that wait stay in the nearest caches.
+/// Elements that a thread sums at a time: few enough for the stack of waiting sums to stay in the
+/// nearest caches.
 const PIECE: usize = 2048;
 
 /// A term's elements, unless they are those of the sum's own place; and the joins that follow.

@@ -38,7 +38,7 @@ pub(super) fn cubin(
     })
 }
 
-/// What NVRTC is told; contraction is off because kernels say themselves where they fuse.
+/// The arguments of NVRTC. Contraction is off, since kernels write their fused multiply-adds explicitly.
 fn arguments(source: &Source, options: SourceOptions, architecture: &str) -> Vec<String> {
     let mut arguments = vec![
         format!("--gpu-architecture={architecture}"),

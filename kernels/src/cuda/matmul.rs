@@ -1,8 +1,8 @@
 //! cuBLASLt: its proposals for a product, and the call of a product.
 //!
-//! The library says which algorithms split k between blocks. With the others, an element's sum
-//! should run over k in the same order wherever the element stands; trials check that before an
-//! algorithm is used ([`choose_algorithm`](crate::gpu::choose_algorithm)).
+//! The library says which algorithms split k between blocks. With the others, an element's sum should run over k in the same order
+//! at every place of the element; trials check that before an algorithm is used
+//! ([`choose_algorithm`](crate::gpu::choose_algorithm)).
 
 mod plan;
 
@@ -27,7 +27,7 @@ use crate::gpu::vendor::product::key::{PROBED_ENTRIES, PROBED_ROWS, canonical};
 use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 use crate::gpu::vendor::table::Device;
 
-/// What is told of the library, which [`CublasLt`] looks for by these names too.
+/// The library's version and file, for the inventory. [`CublasLt`] looks for the same names.
 pub(super) fn found() -> Result<FoundLibrary> {
     let names = ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"];
     let library = OpenLibrary::first_of(BACKEND, "NVIDIA's matrix library", &names)?;
@@ -39,7 +39,7 @@ pub(super) fn found() -> Result<FoundLibrary> {
     Ok(library.found(format!("cuBLASLt {version}"), "cublasLtGetVersion"))
 }
 
-/// What the library is told that it answered; [`Answer::Refuses`] where it would answer the same again.
+/// An error of the library as an [`Answer`]: [`Answer::Refuses`] where the same call would fail again, else [`Answer::Fails`].
 fn answer(error: CublasError) -> Answer {
     match error.0 {
         cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED
@@ -61,7 +61,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// Those in use, by device.
+/// The handles in use, by device.
 static HANDLES: Mutex<BTreeMap<Device, Weak<Handle>>> = Mutex::new(BTreeMap::new());
 
 impl Handle {
@@ -117,7 +117,7 @@ impl ProductLibrary for CublasLt {
     const BATCHES: Batches = Batches::Whole;
     const WORKSPACE_BYTES: usize = 32 << 20;
     type Algorithm = cublasLtMatmulAlgo_t;
-    /// With the algorithm.
+    /// The library's descriptors of a product, and the algorithm.
     type Plan = (Plan, cublasLtMatmulAlgo_t);
 
     fn candidates(

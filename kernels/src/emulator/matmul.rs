@@ -28,7 +28,7 @@ unsafe fn form(product: MatrixProduct) {
                 let (left, right) = unsafe { (read(a, row, term), read(b, term, column)) };
                 sum = left.mul_add(right, sum);
             }
-            // SAFETY: the element lies inside `out`, what is added to and the bias.
+            // SAFETY: the element lies inside `out`, `base` and the bias.
             unsafe {
                 if output == Output::Add {
                     sum += read(base, row, column);

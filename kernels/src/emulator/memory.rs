@@ -1,4 +1,4 @@
-//! Host memory that stands for device memory.
+//! Host memory in the role of device memory.
 //!
 //! Kernels write it by address while the memory is borrowed as shared, as on a device; so it is
 //! accessed through raw pointers only.
@@ -14,11 +14,12 @@ use crate::gpu::driver::Address;
 /// The alignment that drivers promise.
 const ALIGNMENT: usize = 256;
 
-/// How much device memory there is, and what was dropped while graphs may still name it.
+/// The device memory: its size, the free bytes, and the blocks that were dropped while graphs may
+/// still name them.
 pub(super) struct Room {
     total_bytes: usize,
     state: Mutex<State>,
-    /// Where steps run later, memory stays until they have.
+    /// The schedule of steps that run later: memory stays until they have run.
     schedule: Option<Arc<Schedule>>,
 }
 
@@ -29,7 +30,7 @@ struct State {
 }
 
 impl Room {
-    /// What an emulated GPU has unless told otherwise.
+    /// The memory of an emulated GPU for which no other size was set: 1 GiB.
     pub(super) const DEFAULT_BYTES: usize = 1 << 30;
 
     pub(super) fn new(total_bytes: usize, schedule: Option<Arc<Schedule>>) -> Arc<Self> {
@@ -57,7 +58,8 @@ impl Room {
         Some(EmulatorMemory { storage: Some(storage), room: Arc::clone(self) })
     }
 
-    /// Keeps what is dropped from now on, for a graph.
+    /// While the result lives, memory that is dropped keeps its place: the steps of a graph may
+    /// name it.
     pub(super) fn keep(self: &Arc<Self>) -> Kept {
         self.state().graphs += 1;
         Kept(Arc::clone(self))
@@ -115,7 +117,7 @@ impl Storage {
         Some(Self { first, layout })
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         let all = self.layout.size();
         match offset.checked_add(bytes) {
@@ -155,7 +157,7 @@ impl EmulatorMemory {
         self.storage.as_ref().map_or(Address::NULL, Storage::address)
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         match &self.storage {
             Some(storage) => storage.range(offset, bytes),
@@ -188,7 +190,7 @@ impl EmulatorHostMemory {
         self.0.first
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
         self.0.range(offset, bytes)
     }

@@ -14,9 +14,9 @@ use crate::gpu::cache::CacheEntry;
 use crate::gpu::driver::{ElementKind, Launch, Start};
 use crate::gpu::source::{HEADERS, Source, SourceOptions};
 
-/// The header that stands for a device; part of the emulator alone.
+/// The header that emulates a device's own functions; part of the emulator alone.
 const EMULATOR_HEADER: &str = include_str!("../../gpu/emulator.h");
-/// What runs the blocks of a launch: no kernel compiles it, all are linked to it.
+/// The code that runs the blocks of a launch. It is compiled once, not with each source, and linked to all of them.
 static LAUNCHER: Source = Source {
     name: "emulator_launch.cpp",
     text: include_str!("../../gpu/emulator_launch.cpp"),
@@ -48,7 +48,7 @@ fn failure(attempted: &'static str, answer: impl ToString) -> KernelError {
     KernelError::Device { attempted, device: "the emulator".to_owned(), answer: answer.to_string() }
 }
 
-/// What sources are compiled for.
+/// The properties of the emulated GPU that sources are compiled for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Emulated {
     /// Lanes of a warp.
@@ -75,7 +75,7 @@ pub(super) fn compile(
         return Err(failure("changing a source", format!("{name} has no {from:?}")));
     }
     let mut arguments = arguments(source, options, device);
-    // What is changed is compiled to be run once.
+    // Changed sources run once, so compiling them has to be fast.
     arguments.extend(change.map(|_| "-O1".to_owned()));
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
     // Other threads may compile meanwhile, except the same source.
@@ -122,7 +122,7 @@ fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<S
     arguments
 }
 
-/// What kernels and the launcher are compiled with.
+/// The compiler's arguments for kernels and for the launcher.
 fn shared_arguments(device: Emulated) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "-std=c++20",
@@ -215,7 +215,7 @@ fn write(folder: &TempDir, name: &str, text: impl AsRef<[u8]>) -> Result<()> {
         .map_err(|error| failure("writing a source", error))
 }
 
-/// What the compiler makes of `arguments` in `folder`, where `source` is.
+/// Runs the compiler with `arguments` in `folder`, which holds `source`; returns the bytes of the compiled file.
 fn run_compiler(
     folder: &TempDir,
     source: &Source,

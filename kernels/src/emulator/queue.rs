@@ -12,11 +12,12 @@ use crate::gpu::driver::{Address, Launch, MatrixProduct};
 /// A queue.
 pub struct EmulatorQueue {
     recording: Option<Recorded>,
-    /// None where steps run at once.
+    /// `None` where steps run at once.
     pub(super) scheduled: Option<ScheduledQueue>,
 }
 
-/// What was recorded, and the memory that it names.
+/// The recorded steps of a queue. The memory that they name is kept for as long as the graph
+/// exists.
 pub struct EmulatorGraph(pub(super) Arc<Recorded>);
 
 pub(super) struct Recorded {

@@ -26,7 +26,7 @@ struct State {
     dropped: Vec<Storage>,
 }
 
-/// What one queue has to do.
+/// The work of one queue that has not run yet.
 #[derive(Default)]
 struct Pending {
     entries: VecDeque<Entry>,
@@ -46,12 +46,12 @@ pub(super) type Work = Box<dyn FnOnce() -> Result<()> + Send>;
 /// A point in a queue.
 #[derive(Clone)]
 pub struct EmulatorEvent {
-    /// None where everything is over when it is enqueued.
+    /// `None` where all work before the event had run when it was recorded.
     pending: Option<(Arc<Schedule>, Arc<AtomicBool>)>,
     timing: Timing,
 }
 
-/// A queue of a schedule. What it still has to do when it is dropped is done first.
+/// A queue of a schedule. When it is dropped, its pending work runs first.
 pub(super) struct ScheduledQueue {
     schedule: Arc<Schedule>,
     index: usize,
@@ -72,7 +72,7 @@ impl Schedule {
         ScheduledQueue { schedule: Arc::clone(self), index }
     }
 
-    /// Keeps what was dropped for as long as a step may name it.
+    /// Keeps `storage`, which was dropped, for as long as a step may name it; returns it where no step is pending.
     pub(super) fn drop_later(&self, storage: Storage) -> Option<Storage> {
         let mut state = self.state();
         if state.is_idle() {

@@ -26,16 +26,16 @@ use self::trial::Trial;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, MatrixProduct};
 
-/// The terms of a [fixed](crate::gpu::Rows::Fixed) product at most for which an algorithm is chosen: for longer sums a library would
-/// rather split them, and what it then offers unsplit is slow. Enough to hide where a block begins and ends.
+/// The most terms of a [fixed](crate::gpu::Rows::Fixed) product that an algorithm is chosen for: of longer sums a library offers
+/// mostly algorithms that split them, and its others are slow. Enough terms to hide the time in which a block begins and ends.
 pub(crate) const CANONICAL_TERMS: usize = 1024;
 
 /// Whether an algorithm forms the sum over k in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// It does.
+    /// It forms each sum in one pass.
     Whole,
-    /// It forms parts that are added afterwards, or does not say that it does not.
+    /// It splits k and adds the parts afterwards, or does not say whether it does.
     Split,
 }
 
@@ -46,12 +46,12 @@ pub struct Candidate<A> {
     pub algorithm: A,
     /// Bytes that it needs beside its operands.
     pub workspace_bytes: usize,
-    /// What it does with the terms of a sum.
+    /// How it treats the terms of a sum.
     pub terms: Terms,
 }
 
 impl<A> Candidate<A> {
-    /// What stands against it before it has run.
+    /// The reason to reject it that is known before it has run, if any.
     fn flaw(&self, workspace_bytes: usize) -> Option<Flaw> {
         if self.workspace_bytes > workspace_bytes {
             return Some(Flaw::Workspace);
@@ -59,7 +59,7 @@ impl<A> Candidate<A> {
         (self.terms == Terms::Split).then_some(Flaw::Splits)
     }
 
-    /// Whether nothing stands against it before it has run, where it is given so much workspace.
+    /// Whether there is no reason to reject it before it has run, where it is given `workspace_bytes`.
     pub fn is_eligible(&self, workspace_bytes: usize) -> bool {
         self.flaw(workspace_bytes).is_none()
     }
@@ -70,7 +70,7 @@ impl<A> Candidate<A> {
 enum Flaw {
     Workspace,
     Splits,
-    /// What the library said when it was to run.
+    /// The library's answer when it was to run.
     Refused(String),
     DependsOnRows,
     DependsOnEntries,
@@ -99,9 +99,9 @@ impl fmt::Display for Flaw {
 /// and how far apart. Products are formed in memory of their own and waited for.
 ///
 /// # Errors
-/// [`KernelError::Unsupported`] where no candidate is left, with what is wrong with them. What the driver answers, and what `multiply`
-/// does but for [`KernelError::Unsupported`], by which it says that the library refuses a candidate. A device without room: for the
-/// right factor, and about 256 MiB.
+/// [`KernelError::Unsupported`] where no candidate is left, with the flaw of each. An error of the driver, and one of `multiply`,
+/// except [`KernelError::Unsupported`], by which `multiply` says that the library refuses a candidate. A device without room: for
+/// the right factor, and about 256 MiB.
 pub fn choose_algorithm<D: Driver, A>(
     driver: &D,
     queue: &mut D::Queue,

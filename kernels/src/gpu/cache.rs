@@ -17,7 +17,7 @@ use crate::gpu::source::{HEADERS, Source};
 /// The variable that names the folder.
 const FOLDER_VARIABLE: &str = "TIDEMILL_KERNEL_CACHE";
 
-/// What a file ends with: the checksum and the number of the bytes before it.
+/// The bytes at the end of a file: the checksum and the number of the bytes before them.
 const SEAL_BYTES: usize = 24;
 
 fn seal(image: &[u8]) -> [u8; SEAL_BYTES] {
@@ -34,7 +34,8 @@ pub struct CacheEntry {
 }
 
 impl CacheEntry {
-    /// The entry of `source`, compiled by `compiler` (name and version) with `options`; `extension` says what it is.
+    /// The entry of `source`, compiled by `compiler` (name and version) with `options`; `extension` is the ending of its file's
+    /// name.
     pub fn new(source: &Source, compiler: &str, options: &[String], extension: &str) -> Self {
         let mut hash = Xxh3::new();
         let mut part = |text: &str| {
@@ -50,13 +51,13 @@ impl CacheEntry {
         Self { path: folder().map(|folder| folder.join(file)) }
     }
 
-    /// Where it is, or would be: what opens libraries by their path asks.
+    /// The path of the file, for a library that is opened by its path.
     #[cfg(feature = "emulator")]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()
     }
 
-    /// What is there, if it is what was put there.
+    /// The bytes in the file, if they are those that were written.
     pub fn read(&self) -> Option<Vec<u8>> {
         let path = self.path.as_deref()?;
         let mut bytes = std::fs::read(path).ok()?;

@@ -15,35 +15,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{KernelError, Result, loader_answer};
 use crate::gpu::inventory::{FoundLibrary, file_of};
 
-/// NVIDIA's, by the name that its toolkit installs.
+/// NVIDIA's library, by the name that its toolkit installs.
 pub const NCCL: &str = "libnccl.so.2";
 
-/// AMD's, by the name that ROCm installs.
+/// AMD's library, by the name that ROCm installs.
 pub const RCCL: &str = "librccl.so.1";
 
-/// The oldest version of either that knows every call and struct here, as they number themselves: 2.18, which is that of ROCm 6.
+/// The oldest version of either library, in its own numbering, that knows every call and struct here: 2.18, which is that of ROCm
+/// 6.
 const OLDEST: c_int = 21_800;
 
-/// What processes that form a group must have in common.
+/// The identifier of a group, which all its processes need to join it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct GroupId([u8; Self::BYTES]);
 
 impl GroupId {
-    /// The bytes of one.
+    /// The size of an identifier in bytes.
     pub const BYTES: usize = 128;
 
-    /// The same in another process.
+    /// The identifier that another process sent.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// For another process.
+    /// The identifier as bytes, to be sent to another process.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }
 }
 
-/// As the library is given it: by value.
+/// The identifier as it is passed to the library: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawId([c_char; GroupId::BYTES]);
@@ -53,7 +54,7 @@ type RawMember = *mut c_void;
 
 const SUCCESS: Answer = 0;
 const IN_PROGRESS: Answer = 7;
-/// `ncclUint8`: bytes are moved, whatever they mean.
+/// `ncclUint8`: bytes of any meaning are moved.
 const BYTES: c_int = 1;
 
 /// `ncclFloat32`.
@@ -61,16 +62,17 @@ const FLOATS: c_int = 7;
 /// `ncclSum`.
 const SUM: c_int = 0;
 
-/// What the library alone does with the memory of all ranks of a group. No weight may come of it.
+/// A collective that the library carries out alone, over the memory of all ranks of a group. No weight may come of it: the order of
+/// its additions is the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryCollective {
-    /// To each rank its share of the sums of what all have. The bits depend on the number of ranks and on the library.
+    /// Each rank gets its share of the sums over all ranks. The bits depend on the number of ranks and on the library.
     ReduceScatter,
-    /// To each rank what all have, in the order of the ranks.
+    /// Each rank gets the elements of all ranks, in the order of the ranks.
     AllGather,
 }
 
-/// How a member is made, as far as NCCL 2.18 knows it; later fields have their defaults.
+/// The settings with which a member is made, as NCCL 2.18 knows them; later versions' further fields have their defaults.
 #[repr(C)]
 struct Config {
     bytes: usize,
@@ -192,7 +194,7 @@ impl CollectiveLibrary {
         Ok(Self(Arc::new(Opened { table, name, version, _library: library })))
     }
 
-    /// What is told of it.
+    /// The library's name, version and file, for the inventory.
     pub fn found(&self) -> FoundLibrary {
         let Opened { name, version, table, .. } = &*self.0;
         let name = name.rsplit('/').next().unwrap_or(name).split('.').next().unwrap_or(name);
@@ -200,7 +202,7 @@ impl CollectiveLibrary {
         FoundLibrary { version: format!("{name} {}", release(*version)), file }
     }
 
-    /// What the processes of a new group must have in common: one of them makes it and tells the others.
+    /// A new group's identifier: one of its processes makes it and sends it to the others.
     ///
     /// # Errors
     /// A library that cannot use the network interfaces of this machine.
@@ -248,7 +250,7 @@ fn failure(library: &str, attempted: &'static str, answer: String) -> KernelErro
 /// One rank of a group. It may be aborted from another thread than the one that exchanges.
 pub struct GroupMember {
     library: CollectiveLibrary,
-    /// None once it is aborted. Locked for as long as a call takes: none waits, but those that end the member.
+    /// `None` once it is aborted. Locked for the length of a call: no call waits for others, except those that end the member.
     raw: Mutex<Option<Raw>>,
     has_joined: AtomicBool,
     rank: usize,
@@ -268,7 +270,7 @@ impl GroupMember {
     /// exchange waits until all have joined.
     ///
     /// # Errors
-    /// What the library answers.
+    /// An error of the library.
     pub(crate) fn join(
         library: &CollectiveLibrary,
         id: GroupId,
@@ -297,12 +299,12 @@ impl GroupMember {
         self.ranks
     }
 
-    /// Enqueues all of `sends` and `receives` on a queue of the device that the group was joined with, as one: each waits for its
-    /// other end, in whatever order these come.
+    /// Enqueues all of `sends` and `receives` as one, on a queue of the device that the group was joined with: each waits for its
+    /// other end, and the order of arrivals does not matter.
     ///
     /// # Safety
-    /// The ranges lie inside memory of that device, and what is received overlaps nothing else here. `queue` is one of
-    /// that device's, and stays until what is enqueued has run.
+    /// The ranges lie inside memory of that device, and a received range overlaps no other range here. `queue` is one of that
+    /// device's, and stays alive until the exchange has run.
     pub(crate) unsafe fn exchange(
         &self,
         queue: *mut c_void,
@@ -331,12 +333,13 @@ impl GroupMember {
         self.settle("exchanging")
     }
 
-    /// Enqueues `what` the library does alone with fp32 elements `from` this rank's memory `into` it, on a queue of the device that
-    /// the group was joined with. A share is of `share_elements`: what is received of sums, or what is sent of what is gathered.
+    /// Enqueues `what`, by the library alone, on a queue of the device that the group was joined with: it reads fp32 elements
+    /// `from` and writes them to `into`, both in this rank's memory. A share is of `share_elements`: a reduce-scatter writes one,
+    /// an all-gather reads one.
     ///
     /// # Safety
-    /// One side has a share and the other as many as there are ranks, inside memory of that device, and they do not overlap. `queue`
-    /// is one of that device's, and stays until what is enqueued has run.
+    /// One side has a share and the other as many as there are ranks, inside memory of that device, and they do not overlap.
+    /// `queue` is one of that device's, and stays alive until the collective has run.
     pub(crate) unsafe fn collective(
         &self,
         queue: *mut c_void,
@@ -367,7 +370,8 @@ impl GroupMember {
         self.settle(attempted)
     }
 
-    /// With which any thread [aborts](Self::abort) `member`, if it is still used then; the thread does not wait for that.
+    /// A closure by which any thread [aborts](Self::abort) `member`, if that is still in use; the thread does not wait for the
+    /// abort.
     pub fn abort_handle(member: &Arc<Self>) -> impl FnOnce() + Send + use<> {
         // The communicator is destroyed by the thread that uses it, not by the last one that might
         // abort it.
@@ -380,8 +384,8 @@ impl GroupMember {
         }
     }
 
-    /// Ends what this rank waits for, on the device and on the host, where another thread may wait. Takes as long as the device
-    /// needs to end what is not the library's: for ever, where a kernel hangs.
+    /// Aborts the collectives that this rank waits for, on the device and on the host, where another thread may be waiting. Takes
+    /// as long as the other work of the device does: for ever, where a kernel hangs.
     pub fn abort(&self) {
         if let Some(Raw(raw)) = self.lock().take() {
             // SAFETY: the member is alive, and nothing else names it from now on.
@@ -415,7 +419,7 @@ impl GroupMember {
         self.settle(attempted)
     }
 
-    /// Waits until the library is done with what it was told last.
+    /// Waits until the library has completed its last call.
     fn settle(&self, attempted: &'static str) -> Result<()> {
         loop {
             let mut state = SUCCESS;

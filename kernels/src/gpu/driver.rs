@@ -29,20 +29,20 @@ impl Address {
 /// Whether a device notes when it reaches an event, which takes it and the host longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
-    /// It does.
+    /// The device notes the time.
     Noted,
-    /// No work asks for it.
+    /// The device notes no time.
     Unknown,
 }
 
-/// What a driver knows of its device.
+/// The properties of a device that launchers and messages need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
     /// `cuda`, `rocm` or `emulator`.
     pub backend: &'static str,
     /// The device's name, such as `NVIDIA H200`.
     pub name: String,
-    /// What kernels are compiled for, such as `sm_90a`.
+    /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub architecture: String,
     /// Lanes of a warp: 32 or 64.
     pub warp: u32,
@@ -62,10 +62,10 @@ pub struct DeviceProperties {
 /// The most rows of which a token's kernels want all shared memory: one row is 2 % faster so on an H200, two are 1 % slower and four 2 %.
 const ROWS_OF_SHARED_MEMORY: usize = 1;
 
-/// When the blocks of a kernel may begin.
+/// The earliest point at which the blocks of a kernel may begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// When everything before the kernel has ended.
+    /// After everything before the kernel has ended.
     #[default]
     Ordered,
     /// In a recording, while the kernel before it still runs, where the device can do that: every thread of the kernel waits for
@@ -77,7 +77,7 @@ pub enum Start {
     },
 }
 
-/// How a kernel is launched.
+/// The shape of a launch, and when it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks in x, y and z; y and z at most 65,535.
@@ -86,7 +86,7 @@ pub struct Launch {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
-    /// When its blocks may begin.
+    /// The earliest point at which its blocks may begin.
     pub start: Start,
 }
 
@@ -175,7 +175,7 @@ pub enum Rows {
     Fixed,
 }
 
-/// What is added to every row of a product.
+/// A vector that is added to every row of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bias {
     /// `bias[n]`, at a multiple of 16 bytes.
@@ -184,7 +184,8 @@ pub struct Bias {
     pub element: ElementKind,
 }
 
-/// Products of one shape that are formed together: the operands of entry i begin i times so many elements after those of the first.
+/// Products of one shape that are formed together: the operands of entry i begin i times `out`, `a` and `b` elements after those of
+/// the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Batch {
     /// Products, at least 1.
@@ -197,12 +198,12 @@ pub struct Batch {
     pub b: usize,
 }
 
-/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to fp32,
-/// the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to fp32 with one
-/// more rounding, and to what is rounded to bf16 only then.
+/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to
+/// fp32, the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to an
+/// fp32 output with one more rounding, to a bf16 output before the only rounding.
 ///
-/// The algorithm is a function of everything but `m` ([`Rows::Free`]), the addresses, and of a batch how many entries there are and how
-/// far apart they lie: an entry has the same bits in a batch of any size, and wherever it stands there.
+/// The algorithm is a function of everything except `m` ([`Rows::Free`]), the addresses, and the number and distance of a batch's
+/// entries: an entry has the same bits in a batch of any size, and at any place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixProduct {
     /// `out[m, n]`, not transposed.
@@ -219,9 +220,9 @@ pub struct MatrixProduct {
     pub k: usize,
     /// Whether it replaces or adds.
     pub output: Output,
-    /// What it adds to, laid out as `out`, which it may be itself.
+    /// The matrix that it adds to, laid out as `out`; it may be `out` itself.
     pub base: Address,
-    /// What is added to its rows: only where the driver says that it [adds](Driver::adds_bias) it.
+    /// The vector that is added to its rows: only where the driver says that it [adds](Driver::adds_bias) it.
     pub bias: Option<Bias>,
     /// Whether m may change.
     pub rows: Rows,
@@ -230,7 +231,7 @@ pub struct MatrixProduct {
 }
 
 impl MatrixProduct {
-    /// Each product by itself, in order.
+    /// The products of the batch, one by one and in order.
     #[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
     pub(crate) fn each(self) -> impl Iterator<Item = Self> {
         let Batch { entries, out, a, b } =
@@ -254,7 +255,7 @@ impl MatrixProduct {
 ///
 /// Every call can be made from any thread. What is enqueued on one queue runs in order.
 pub trait Driver: Send + Sync + Sized + 'static {
-    /// Device memory; given back, after everything enqueued so far, when it is dropped.
+    /// Device memory. When it is dropped, it is freed after everything enqueued so far.
     type Memory: Send + Sync;
     /// An in-order queue.
     type Queue: Send;
@@ -269,10 +270,10 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Recorded launches.
     type Graph: Send;
 
-    /// What the device is.
+    /// The properties of the device.
     fn properties(&self) -> &DeviceProperties;
 
-    /// What tells the device from any other of any machine, if anything does.
+    /// An identifier that no other device of any machine has, if there is one.
     fn identity(&self) -> Option<String>;
 
     /// Bytes of device memory that are free now, and all there are.
@@ -284,7 +285,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `bytes` zeroed bytes, aligned to 256.
     fn allocate(&self, queue: &mut Self::Queue, bytes: usize) -> Result<Self::Memory>;
 
-    /// Where memory begins.
+    /// The address at which memory begins.
     fn address(memory: &Self::Memory) -> Address;
 
     /// Copies from the host; `from` may be reused when the call returns.
@@ -308,7 +309,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// `bytes` zeroed bytes of host memory for every device of the process, aligned to 256.
     fn allocate_host(&self, bytes: usize) -> Result<Self::HostMemory>;
 
-    /// Where host memory begins.
+    /// The address at which host memory begins.
     fn host_pointer(memory: &Self::HostMemory) -> NonNull<u8>;
 
     /// Enqueues a copy of `bytes` from host memory.
@@ -338,8 +339,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Lets kernels of this device read the memory of `peer`, where the two can.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
 
-    /// The queue as libraries are given it, for a call from this thread. What they enqueue there runs behind what was enqueued
-    /// before.
+    /// The queue as libraries take it, for a call from this thread. Their work runs behind all work that was enqueued before.
     fn for_library(&self, queue: &mut Self::Queue) -> Result<*mut c_void>;
 
     /// Copies `bytes` on the device between two memories.
@@ -363,7 +363,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, queue: &mut Self::Queue, timing: Timing) -> Result<Self::Event>;
 
-    /// What is enqueued from now on waits for `event`, which may be of another queue and of another device.
+    /// Makes all work that is enqueued from now on wait for `event`, which may belong to another queue and to another device.
     fn wait_for(&self, queue: &mut Self::Queue, event: &Self::Event) -> Result<()>;
 
     /// Whether the device has reached `event`.
@@ -372,7 +372,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Waits until the device has reached `event`, or fails: for what is about to go.
+    /// Waits until the device has reached `event`, or fails; called before memory that the work ahead of the event uses is freed.
     fn settle(event: &Self::Event);
 
     /// Milliseconds of device time between two events that have been reached and whose times were noted.
@@ -407,7 +407,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Whether the matrix library forms `product` with its bias. The answer does not depend on m where rows are free.
     ///
     /// # Errors
-    /// What made the library fail.
+    /// An error of the library.
     fn adds_bias(&self, queue: &mut Self::Queue, product: &MatrixProduct) -> Result<bool>;
 
     /// Enqueues a matrix product.
@@ -420,8 +420,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Whether launches can be recorded.
     fn has_graphs(&self) -> bool;
 
-    /// Begins to record what is enqueued on `queue`, instead of running it. Until the end nothing else may be asked of the
-    /// queue than launches, products, copies on the device and zeroing.
+    /// Begins to record the work that is enqueued on `queue`, instead of running it. Until the end the queue may only be given
+    /// launches, products, copies on the device and zeroing.
     fn begin_graph(&self, queue: &mut Self::Queue) -> Result<()>;
 
     /// Ends the recording, also where it answers an error. Memory that the launches name stays there for as long as the
@@ -431,7 +431,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// No recording was begun, or it was spoilt.
     fn end_graph(&self, queue: &mut Self::Queue) -> Result<Self::Graph>;
 
-    /// Enqueues what was recorded.
+    /// Enqueues the recorded launches.
     fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
 }
 
@@ -444,18 +444,18 @@ pub trait Installed: Driver {
     /// driver fail.
     fn device_count() -> Result<usize>;
 
-    /// How many of them work together, the first among them: they are of one kind and read each other's memory.
+    /// The number of devices that work together, the first among them: they are of one kind and read each other's memory.
     ///
     /// # Errors
     /// As [`device_count`](Self::device_count).
     fn together() -> Result<usize>;
 
-    /// What there is of the maker, part by part.
+    /// The maker's devices and libraries, each as found or with the error.
     fn inventory() -> Inventory;
 
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
+    /// No such device, one that is too old, a library that is missing or too old, or an error of the driver.
     fn open(ordinal: usize) -> Result<Self>;
 }

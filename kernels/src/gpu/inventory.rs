@@ -8,7 +8,7 @@ use crate::error::Result;
 /// A library that was found, and opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// What it is and of which version.
+    /// Its name and version.
     pub version: String,
     /// The file, where the loader tells.
     pub file: Option<String>,
@@ -17,26 +17,26 @@ pub struct FoundLibrary {
 /// A device that was found, whether or not it can be used.
 #[derive(Debug)]
 pub struct FoundDevice {
-    /// What it is called.
+    /// The device's name.
     pub name: String,
-    /// What kernels are compiled for on it; an error where there are none for it.
+    /// The architecture that kernels are compiled for, such as `sm_90a`; an error where no kernel is written for it.
     pub architecture: Result<String>,
     /// Free bytes and all.
     pub memory_bytes: [usize; 2],
 }
 
-/// What there is of one vendor.
+/// The devices and libraries of one vendor, each as found or with the error.
 #[derive(Debug)]
 pub struct Inventory {
-    /// What answers when devices are asked for.
+    /// The library that lists devices.
     pub driver: Result<FoundLibrary>,
     /// The devices.
     pub devices: Result<Vec<FoundDevice>>,
-    /// What compiles kernels.
+    /// The compiler of kernels.
     pub compiler: Result<FoundLibrary>,
-    /// What forms matrix products.
+    /// The library of matrix products.
     pub matrix_library: Result<FoundLibrary>,
-    /// What moves bytes between the devices of several processes; training in one process needs none.
+    /// The library that moves bytes between the devices of several processes; training in one process needs none.
     pub collective_library: Result<FoundLibrary>,
 }
 

@@ -43,7 +43,7 @@ use crate::gpu::driver::Driver;
 use crate::gpu::precision::Precision;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
-/// What a launcher says of itself in errors.
+/// The name of a kernel: of its function in the source, or of the operation in errors.
 pub(in crate::gpu) type KernelName = &'static str;
 
 /// Asks `found`, rows and columns, to be `expected`.

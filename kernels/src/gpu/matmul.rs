@@ -13,11 +13,11 @@ use crate::view::{Matrix, MatrixMut, Slice};
 /// The alignment, in bytes, that the matrix library can make use of.
 const ALIGNMENT_BYTES: usize = 16;
 
-/// What becomes of a product.
+/// How a product is written: over the output, added to the output, or added to another matrix.
 pub(in crate::gpu) enum Written<'a, B: Runtime> {
     Over,
     AddedTo,
-    /// It is added to this, and the sum written.
+    /// The output is the sum of the product and this matrix.
     Onto(Matrix<'a, B, f32>),
 }
 
@@ -65,7 +65,7 @@ fn read_operand<D: Driver, P: Precision, T: Element>(
     })
 }
 
-/// What is asked of the library; nothing where there is nothing to write.
+/// The product as the library is asked for it; `None` where the output has no elements.
 fn matrix_product<D: Driver, P: Precision, T: Element>(
     out: &MatrixMut<'_, Gpu<D, P>, T>,
     a: Matrix<'_, Gpu<D, P>, P::Activation>,

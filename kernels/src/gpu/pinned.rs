@@ -10,7 +10,7 @@ use crate::backend::Element;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::Driver;
 
-/// Events are looked through once there are so many.
+/// The number of events from which on those that were reached are removed.
 const MANY_EVENTS: usize = 16;
 
 /// Host memory that holds elements of one type.

@@ -43,7 +43,7 @@ impl<D: Driver> Profile<D> {
         Ok(times)
     }
 
-    /// Enqueues by `enqueue`, and notes what it took where a profile is running.
+    /// Calls `enqueue`, and while a profile is running notes the device time of its work.
     pub(super) fn note<R>(
         &self,
         driver: &D,

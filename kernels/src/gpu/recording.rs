@@ -25,7 +25,7 @@ impl<D: Driver> GpuGraph<D> {
     }
 }
 
-/// A stream that is being recorded. The recording ends with this value, whatever has happened in between.
+/// A stream that is being recorded. The recording ends when this value is dropped, also after an error or a panic.
 pub(super) struct Recording<'a, D: Driver> {
     driver: &'a D,
     stream: &'a mut GpuStream<D>,

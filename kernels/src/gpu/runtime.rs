@@ -35,7 +35,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
     type Graph = GpuGraph<D>;
     type ComputeWeights = Copies<D, P::Activation>;
 
-    /// The matrix library chooses by the number of multiprocessors too, so that stands beside its version.
+    /// The number of multiprocessors is part of the matrix library's entry, since the library's choices depend on it.
     fn device_kind(&self) -> DeviceKind {
         let device = self.driver.properties();
         let (library, multiprocessors) = (&device.matrix_library, device.multiprocessors);
@@ -254,7 +254,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let receives = receives.collect::<Result<Vec<_>>>()?;
         let queue = stream.queue_outside_recordings("exchanging")?;
         let queue = self.driver.for_library(queue)?;
-        // SAFETY: views lie inside their buffers, and what is received is borrowed mutably.
+        // SAFETY: views lie inside their buffers, and the target of the receives is borrowed mutably.
         unsafe { member.exchange(queue, &sends, &receives) }
     }
 
@@ -274,7 +274,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let queue = stream.queue_outside_recordings("exchanging")?;
         let queue = self.driver.for_library(queue)?;
         let addresses = (from.address().0, out.reborrow().address().0);
-        // SAFETY: views lie inside their buffers, and what is received is borrowed mutably.
+        // SAFETY: views lie inside their buffers, and the target of the receives is borrowed mutably.
         unsafe { member.collective(queue, what, addresses, share) }
     }
 

@@ -14,14 +14,14 @@ pub type Definition = (&'static str, &'static str);
 pub struct Source {
     /// The file's name.
     pub name: &'static str,
-    /// Its text.
+    /// The text of the file.
     pub text: &'static str,
-    /// What it is compiled with: a file of kernels for several cases is a source for each.
+    /// The macros that it is compiled with: a file of kernels for several cases is a source for each.
     pub definitions: &'static [Definition],
 }
 
 impl Source {
-    /// What no other source has.
+    /// The key of the source, which no other source has.
     pub(super) fn key(&self) -> (&'static str, &'static [Definition]) {
         (self.name, self.definitions)
     }
@@ -47,11 +47,11 @@ impl fmt::Display for Source {
 pub struct Header {
     /// The name after `#include`.
     pub name: &'static str,
-    /// Its text.
+    /// The text of the file.
     pub text: &'static str,
 }
 
-/// A file, and what is defined for it.
+/// A source: a file, and the macros that it is compiled with.
 macro_rules! source {
     ($name:literal $(, $macro:ident = $value:literal)*) => {
         Source {
@@ -62,7 +62,7 @@ macro_rules! source {
     };
 }
 
-/// What sources may include.
+/// The headers that sources may include.
 pub static HEADERS: &[Header] = &[
     Header { name: "attention.h", text: include_str!("../../gpu/attention.h") },
     Header {
@@ -138,10 +138,10 @@ pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 pub static CAUSAL_CONV1D_BACKWARD: Source = source!("causal_conv1d_backward.cu");
 /// The convolution where samples hold several documents.
 pub static CAUSAL_CONV1D_DOCUMENTS: Source = source!("causal_conv1d.cu", DOCUMENTS = "1");
-/// Its gradients.
+/// The gradients of the convolution where samples hold several documents.
 pub static CAUSAL_CONV1D_BACKWARD_DOCUMENTS: Source =
     source!("causal_conv1d_backward.cu", DOCUMENTS = "1");
-/// Where documents begin.
+/// The kernel that writes the start bits of documents.
 pub static DOCUMENTS: Source = source!("documents.cu");
 /// Tokens drawn from rows of logits.
 pub static DRAW: Source = source!("draw.cu");
@@ -171,7 +171,7 @@ pub static HEAD_SCAN_BACKWARD: [Source; 3] = [
     source!("head_scan_backward.cu", HEAD_STATES = "128"),
     source!("head_scan_backward.cu", HEAD_STATES = "256"),
 ];
-/// That of pieces of sequences.
+/// The scan of heads over pieces of sequences.
 pub static HEAD_SCAN_PIECE: [Source; 3] = [
     source!("head_scan_piece.cu", HEAD_STATES = "64"),
     source!("head_scan_piece.cu", HEAD_STATES = "128"),
@@ -197,7 +197,7 @@ pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
 /// The scan of pieces of sequences of sixteen states.
 pub static SCAN_PIECE: Source = source!("scan_piece.cu");
-/// That of one position of each sequence.
+/// The scan of one position of each sequence, of sixteen states.
 pub static SCAN_STEP: Source = source!("scan_step.cu");
 /// The selective scan of any states, its pieces and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
@@ -205,9 +205,9 @@ pub static SCAN_ANY: Source = source!("scan_any.cu");
 pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS = "1");
 /// The backward one.
 pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward.cu", DOCUMENTS = "1");
-/// That of any states.
+/// The selective scan of any states where samples hold several documents.
 pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any.cu", DOCUMENTS = "1");
-/// What stands before and after the walks of the scans.
+/// The kernels before and after the walks of the scans: B and C packed for the walks, and sums over blocks and samples.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 /// Sums along a tree, over the memory of several devices.
 pub static TREE_SUM: Source = source!("tree_sum.cu");
@@ -266,7 +266,8 @@ pub static ALL: &[&Source] = &[
     &TREE_SUM,
 ];
 
-/// The sources of groups of kernels, each once. `is_scan_of_sixteen` says which scan a device takes for so many channels and states.
+/// The sources of groups of kernels, each once. `is_scan_of_sixteen` says whether the device scans that many channels and states by
+/// the kernels for sixteen states.
 pub(super) fn of_groups(
     groups: &[KernelGroup],
     is_scan_of_sixteen: impl Fn(usize, usize) -> bool,
@@ -328,7 +329,7 @@ pub(super) fn of_groups(
     sources
 }
 
-/// What a source is compiled for, beside the architecture.
+/// The options that a source is compiled with, beside the architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
     /// The type of activations.

@@ -6,19 +6,19 @@
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, Driver};
 
-/// What scratch memory is for: kernels that follow each other on a queue may share a slot, the stages of one
-/// kernel may not.
+/// The use of a piece of scratch memory. Kernels that follow each other on a queue may share a slot; the stages of one kernel may
+/// not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchSlot {
-    /// Partial sums, or what else the first stage of a kernel leaves for its second.
+    /// Partial sums, or other intermediate results that the first stage of a kernel leaves for its second.
     First,
-    /// More of the same.
+    /// Further results like those of the first slot.
     Second,
-    /// More of the same.
+    /// Further results like those of the first slot.
     Third,
-    /// Where documents begin.
+    /// The start bits of documents.
     Documents,
-    /// How many items of work blocks have taken: zero between kernels, so that nothing else may use it.
+    /// The number of work items that blocks have taken: zero between kernels, so that nothing else may use it.
     Taken,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Watched {
 impl Watched {
     const ALL: [Self; 3] = [Self::EmbeddingForward, Self::EmbeddingBackward, Self::CrossEntropy];
 
-    /// What it says of itself in errors.
+    /// The kernel's name in errors.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::EmbeddingForward => "embedding_forward",
@@ -43,7 +43,7 @@ impl Watched {
     }
 }
 
-/// What the kernels report of wrong input: for each of [`Watched::ALL`], a `Fault` of `dialect.h`, the row in the upper half
+/// The words in which kernels report wrong input: for each of [`Watched::ALL`], a `Fault` of `dialect.h`, the row in the upper half
 /// and its token in the lower.
 type Faults = [u64; Watched::ALL.len()];
 
@@ -59,7 +59,7 @@ pub struct GpuStream<D: Driver> {
     vocab_sizes: [Option<usize>; Watched::ALL.len()],
     /// Whether kernels that may leave a fault have been enqueued since the last look.
     may_be_faulty: bool,
-    /// Whether what is enqueued is recorded instead of run.
+    /// Whether enqueued work is recorded instead of run.
     recording: bool,
 }
 
@@ -105,7 +105,7 @@ impl<D: Driver> GpuStream<D> {
         self.recording = recording;
     }
 
-    /// What tells this stream from all others whose memory somebody still names.
+    /// The address of the stream's own memory for faults: no other stream whose memory is in use has the same.
     pub(super) fn identity(&self) -> Address {
         D::address(&self.faults)
     }

@@ -38,11 +38,11 @@ use crate::gpu::driver::{DeviceProperties, Installed, MatrixProduct};
 use crate::gpu::inventory::{FoundDevice, FoundLibrary, Inventory};
 use crate::gpu::source::{Source, SourceOptions};
 
-/// What the vendors do not have in common.
+/// The parts in which vendors differ.
 pub trait Vendor: Send + Sync + Sized + 'static {
     /// The name of the backend.
     const BACKEND: &'static str;
-    /// What answers when devices are asked for, for people: such as "the NVIDIA driver".
+    /// The driver's name in messages, such as "the NVIDIA driver".
     const DRIVER: &'static str;
     /// The name of the library of collectives.
     const COLLECTIVES: &'static str;
@@ -60,19 +60,20 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     /// Whether an answer says that there is nothing to use, rather than that it failed.
     fn is_missing(code: Code) -> bool;
 
-    /// What devices that work together have in common.
+    /// The kind of a device: its architecture and its number of multiprocessors or compute units. Devices that work together are of
+    /// one kind.
     ///
     /// # Errors
-    /// What made the driver fail.
+    /// An error of the driver.
     fn kind(table: &Table, device: Device) -> Result<String>;
 
-    /// What kernels are compiled for on the device, which is called `name`.
+    /// The architecture that kernels are compiled for on the device, whose name is `name`.
     ///
     /// # Errors
-    /// A device that is too old, or what made the driver fail.
+    /// A device that is too old, or an error of the driver.
     fn architecture(context: &Context, name: &str) -> Result<String>;
 
-    /// What answers when devices are asked for.
+    /// The library that lists devices.
     ///
     /// # Errors
     /// As for [`table`](Self::table).
@@ -99,7 +100,7 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     /// The properties of the device, whose matrix library is open.
     ///
     /// # Errors
-    /// What made the driver or the library fail.
+    /// An error of the driver or the library.
     fn properties(
         context: &Context,
         name: String,
@@ -120,7 +121,7 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     /// Whether the library forms `product` with its bias: see [`Driver::adds_bias`](crate::gpu::Driver::adds_bias).
     ///
     /// # Errors
-    /// What made the library fail.
+    /// An error of the library.
     fn adds_bias(
         library: &Self::MatrixLibrary,
         driver: &VendorDriver<Self>,
@@ -131,7 +132,7 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     /// Enqueues a matrix product.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// A product that the library refuses.
     ///
     /// # Safety
     /// As for [`Driver::matmul`](crate::gpu::Driver::matmul).
@@ -155,7 +156,7 @@ fn unavailable<V: Vendor>(reason: String) -> KernelError {
     KernelError::Unavailable { backend: V::BACKEND, reason }
 }
 
-/// What each device says of itself.
+/// The devices, each with its name, architecture and memory.
 fn found_devices<V: Vendor>() -> Result<Vec<FoundDevice>> {
     let table = V::table()?;
     let found = |ordinal| {

@@ -34,7 +34,7 @@ const PART_ROWS: usize = 4096;
 /// The parts of a grain at most: those of a narrow weight fit into [`MOST_BYTES`].
 const MOST_PARTS: usize = 16;
 
-/// What the rows of a part are a multiple of where a grain has too many for [`PART_ROWS`].
+/// The rows of a part are a multiple of this where a grain has too many for parts of [`PART_ROWS`].
 const ROWS_STEP: usize = 64;
 
 /// The products that are formed together at most.
@@ -52,7 +52,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// That of a weight of `elements` elements.
+    /// The cut for a weight of `elements` elements.
     fn of(elements: usize, rows: usize) -> Self {
         let part_rows = if elements > NARROW_ELEMENTS {
             rows
@@ -97,7 +97,7 @@ impl Cut {
 struct PartBatch {
     /// The first of them, which is of the first grain.
     first: usize,
-    /// Of each.
+    /// Rows of each part.
     rows: usize,
     entries: usize,
     /// From one to the next: rows, and parts of all grains.

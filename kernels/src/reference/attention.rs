@@ -20,7 +20,7 @@ pub struct AttentionInputs<'a> {
     pub starts: Option<&'a [u32]>,
 }
 
-/// What attention gives.
+/// The outputs of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionOutputs {
     /// `out[b t, h p]`.

@@ -14,7 +14,7 @@ pub struct ConvGradients {
     pub dbias: Vec<f64>,
 }
 
-/// What the convolution reads, row-major and contiguous.
+/// The inputs of the convolution, row-major and contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvInputs<'a> {
     /// `x[b t, e]`.

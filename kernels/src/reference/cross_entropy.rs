@@ -3,7 +3,7 @@
 use crate::backend::IGNORED_TARGET;
 use crate::shape::CrossEntropyShape;
 
-/// What cross-entropy gives.
+/// The outputs of cross-entropy: the losses and their gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossEntropyOutputs {
     /// `losses[rows]`, in nats; 0 where the target is ignored.

@@ -51,7 +51,7 @@ pub struct HeadScanGradients {
     pub squares: [Vec<f64>; 3],
 }
 
-/// What one head does at one position.
+/// The coefficients of one head at one position, and where its elements begin.
 struct Step {
     /// First of the head's p elements of x, z and out.
     x: usize,

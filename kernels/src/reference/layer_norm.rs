@@ -2,7 +2,7 @@
 
 use crate::shape::NormShape;
 
-/// What the forward norm gives.
+/// The outputs of the forward norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerNormOutputs {
     /// `y[rows, d]`.

@@ -3,7 +3,7 @@
 
 use crate::backend::{AdamWStep, LionStep};
 
-/// What AdamW updates: the parameters and their moments.
+/// The state that AdamW updates: the parameters and their moments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWState {
     /// The parameters.
@@ -35,7 +35,7 @@ pub fn adamw(state: &mut AdamWState, gradient: &[f64], step: AdamWStep) {
     }
 }
 
-/// What Lion updates: the parameters and their average.
+/// The state that Lion updates: the parameters and the average of their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LionState {
     /// The parameters.

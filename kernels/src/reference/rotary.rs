@@ -2,7 +2,7 @@
 
 use crate::shape::AttentionShape;
 
-/// What rotations read.
+/// The inputs of a rotation: the angles, and the position of each row.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryInputs<'a> {
     /// `table[positions, p]`: of each position the cosines of its angles, then their sines.
@@ -91,7 +91,8 @@ mod tests {
         (0..positions).flat_map(row).collect()
     }
 
-    /// Of queries and keys alone: what reads them has the gradient `dout`, and each head of queries its own copy of a shared key.
+    /// Queries and keys are rotated, values are not. The outputs have the gradient `dout`, and each head of queries has a copy of
+    /// the shared key.
     #[test]
     fn backward_agrees_with_central_differences() {
         let shape = AttentionShape::new(SequenceShape::new(2, 3).unwrap(), 4, 6, 1.0, None)

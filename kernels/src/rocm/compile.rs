@@ -49,7 +49,8 @@ pub(super) fn code_object(
     )
 }
 
-/// What hiprtc is told; contraction is off because kernels say themselves where they fuse.
+/// The arguments of hiprtc. Contraction is off, since kernels write their fused multiply-adds
+/// explicitly.
 fn arguments(source: &Source, options: SourceOptions, architecture: &str) -> Vec<String> {
     let mut arguments = vec![
         format!("--offload-arch={architecture}"),

@@ -17,13 +17,14 @@ struct Handle(RawHandle);
 // SAFETY: a handle may be used by any thread, one at a time.
 unsafe impl Send for Handle {}
 
-/// The handles of a library on one device: one for each queue, as a handle serves one stream at a time, and one that only asks.
+/// The handles of a library on one device: one for each queue, as a handle serves one stream at a time, and one without a queue,
+/// for calls that only query the library.
 ///
-/// They stay until the library goes: those of queues that are gone serve new ones of the same stream and workspace.
+/// Handles live as long as the library: that of a dropped queue serves a new queue of the same stream and workspace.
 pub(super) struct Handles {
     context: Arc<Context>,
     destroy: unsafe extern "C" fn(RawHandle) -> c_int,
-    /// By stream and workspace.
+    /// The handles by stream and workspace.
     made: Mutex<HashMap<(usize, u64), Handle>>,
 }
 
@@ -36,10 +37,10 @@ impl Handles {
         Self { context: Arc::clone(context), destroy, made: Mutex::default() }
     }
 
-    /// The handle of a queue, or that of none; `make` makes it when it is first needed.
+    /// The handle of a queue, or the one without a queue; `make` makes it when it is first needed.
     ///
     /// # Errors
-    /// What `make` answers, and a queue that is being recorded: what a handle allocates would spoil that.
+    /// An error of `make`; or a queue that is being recorded, where the allocations of a new handle would spoil the recording.
     pub(super) fn get(
         &self,
         queue: Option<&Queue>,

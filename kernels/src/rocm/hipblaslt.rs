@@ -30,7 +30,7 @@ use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::key::canonical;
 use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 
-/// What a function of the library answers: a `hipblasStatus_t`.
+/// The status that a function of the library returns: a `hipblasStatus_t`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Status(c_int);
@@ -83,7 +83,7 @@ impl fmt::Display for Status {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Algorithm {
-    /// Of which the first four are the number of a solution, the same for one build of the library.
+    /// The first four bytes are the number of a solution, which is the same for one build of the library.
     data: [u8; 16],
     most_workspace_bytes: usize,
 }
@@ -241,7 +241,7 @@ impl HipBlasLt {
         format!("hipBLASLt {}", self.version)
     }
 
-    /// What is told of it.
+    /// The library's version and file, for the inventory.
     pub(super) fn found(&self) -> FoundLibrary {
         self.functions.library.found(self.version(), "hipblasLtCreate")
     }
@@ -257,7 +257,7 @@ impl HipBlasLt {
     }
 }
 
-/// Such as 1.4.1 of 100401.
+/// A version in the library's numbering as text: `1.4.1` for 100401.
 fn release(version: c_int) -> String {
     format!("{}.{}.{}", version / 100_000, version / 100 % 1000, version % 100)
 }

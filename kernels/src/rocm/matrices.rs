@@ -30,7 +30,7 @@ impl Matrices {
     /// Opens the library for the device, which is the calling thread's own. Where that is rocBLAS, a line of the log says why.
     ///
     /// # Errors
-    /// No library that is there and works: then what is wrong with rocBLAS, and with hipBLASLt if it is there.
+    /// No library that is present and works: the message says why not rocBLAS, and why not hipBLASLt if that is present.
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
         let why = match Self::open_hipblaslt(context, device) {
             Ok(opened) => return Ok(opened),
@@ -79,8 +79,8 @@ impl Matrices {
         self.name.clone()
     }
 
-    /// What is there: the library of each device that there are kernels for; rocBLAS, without a version of a device, where there is
-    /// none.
+    /// The library of each device that the kernels support, for the inventory. Without such a device it is rocBLAS, whose version
+    /// is then asked for without a device.
     ///
     /// # Errors
     /// As for [`open`](Self::open), and what made the driver fail.

@@ -27,7 +27,7 @@ use crate::gpu::{Candidate, Terms};
 type Operation = c_int;
 type DataType = c_int;
 
-/// What a function of the library answers.
+/// The status that a function of the library returns: a `rocblas_status`.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Status(c_int);
@@ -123,7 +123,7 @@ impl Functions {
         })
     }
 
-    /// What is told of the library.
+    /// The library's version and file, for the inventory.
     pub(super) fn found(&self) -> FoundLibrary {
         let version = match self.version() {
             Ok(version) => format!("rocBLAS {version}"),
@@ -173,7 +173,7 @@ impl Functions {
     }
 }
 
-/// What is said of a product to the library, which wants its matrices column by column: it computes `out^T = b^T a^T`.
+/// The arguments of a product in the library's column-major convention: it computes `out^T = b^T a^T`.
 struct Call {
     operations: [Operation; 2],
     sizes: [c_int; 3],
@@ -181,12 +181,12 @@ struct Call {
     types: [DataType; 3],
     strides: [c_int; 3],
     beta: f32,
-    /// What is added to.
+    /// The address of the matrix that the product is added to.
     base: u64,
 }
 
 impl Call {
-    /// Sizes that the library counts in 32 bits are not checked here: a buffer of so many rows fits no device.
+    /// Sizes are cast to the library's 32 bits unchecked: a buffer with more rows or columns than these count fits no device.
     fn of(product: &MatrixProduct) -> Self {
         let MatrixProduct { out, a, b, m, n, k, output, base, .. } = *product;
         let operation = |operand: Operand| if operand.transposed { TRANSPOSED } else { AS_IT_IS };
@@ -267,7 +267,7 @@ impl RocBlas {
         Ok(library)
     }
 
-    /// What is told of it.
+    /// The library's version and file, for the inventory.
     pub(super) fn found(&self) -> FoundLibrary {
         self.functions.found()
     }
@@ -313,7 +313,7 @@ impl RocBlas {
 
     /// The library's list of solutions for a product of `rows` rows; empty where it has none.
     fn listed(&self, product: &MatrixProduct, rows: usize) -> Answered<Vec<Solution>> {
-        /// Where nothing lies: the library refuses no place at all, also where it only looks at sizes.
+        /// An address without memory: the library refuses a null address even where it only looks at sizes.
         const SOMEWHERE: usize = 4096;
         let product = MatrixProduct { m: rows, ..*product };
         let handle = self.handle(None)?;

@@ -115,7 +115,7 @@ impl AttentionShape {
         self.scale
     }
 
-    /// How many positions a query sees at most, its own among them.
+    /// The most positions that a query attends to, its own among them; `None` for all.
     pub fn window(self) -> Option<NonZeroUsize> {
         self.window
     }

@@ -49,7 +49,7 @@ impl HeadScanShape {
             let expected = format!("a divisor of the {heads} heads");
             return Err(KernelError::shape(KERNEL, "groups", expected, groups));
         }
-        // What kernels keep rounds positions, channels and states up.
+        // The buffers of kernels have positions, channels and states rounded up to whole tiles.
         let [t, p, n] =
             [sequences.positions(), head_width, states].map(|size| size.saturating_add(PADDING));
         countable(KERNEL, "elements", &[sequences.samples(), t, heads, p, n])?;

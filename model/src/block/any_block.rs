@@ -37,7 +37,7 @@ impl BlockMemory {
 }
 
 /// A block of any kind; every [`Block`] that is [`Incremental`] is one. The contract of each
-/// method, errors included, stands at the method of those traits that it names.
+/// method, errors included, is documented at the method of those traits that it names.
 ///
 /// # Panics
 /// Every method that takes a [`BlockMemory`] panics if a block of another kind has planned it.

@@ -8,8 +8,8 @@
 //! fast for few rows ([`Products`]) and have other bits. So a state depends only on the tokens, and
 //! on which of them were given and which were chosen.
 //!
-//! The sequences of a batch stand with the longest prompt first: the sequences that still have
-//! given tokens are then always the first ones, and the arguments of kernels are contiguous.
+//! The sequences of a batch are sorted by the length of their prompts, the longest first: the sequences that still have given
+//! tokens are then always the first ones, and the arguments of kernels are contiguous.
 
 mod logits;
 

@@ -65,7 +65,7 @@ pub enum Written<'a> {
 /// which are to the bit those that the prompt would get alone. `on_written` receives each
 /// [`Written`] with the place of its prompt in `prompts`.
 ///
-/// Of the first prompts that there is room for, the longest stand first. When an answer ends while
+/// The first prompts that fit are sorted by length, the longest first. When an answer ends while
 /// other prompts wait, the next prompt takes its place: it is read in a sequence of its own, and
 /// its state is copied to the free place.
 ///

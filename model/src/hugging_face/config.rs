@@ -26,8 +26,8 @@ const MOST_TAPS: usize = 16;
 
 /// A `config.json` with `"model_type": "mamba"`.
 ///
-/// The fields stand in alphabetical order, so that the bytes written are the same whether or not some other crate
-/// of a build switches on serde_json's `preserve_order`.
+/// The fields are in alphabetical order, so that the bytes written are the same whether or not some other crate of a build switches
+/// on serde_json's `preserve_order`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MambaHuggingFaceConfig {
     architectures: [&'static str; 1],
@@ -42,7 +42,7 @@ pub struct MambaHuggingFaceConfig {
     hidden_act: &'static str,
     /// d, model width.
     pub hidden_size: usize,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub initializer_range: f64,
     /// e, inner width: `expand * hidden_size`.
     pub intermediate_size: usize,
@@ -53,24 +53,24 @@ pub struct MambaHuggingFaceConfig {
     pub num_hidden_layers: usize,
     /// Fills short rows.
     pub pad_token_id: Option<u32>,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub rescale_prenorm_residual: bool,
     residual_in_fp32: bool,
     /// n, states of a channel.
     pub state_size: usize,
     /// Whether the head's matrix is the embedding.
     pub tie_word_embeddings: bool,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub time_step_floor: f64,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub time_step_init_scheme: String,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub time_step_max: f64,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub time_step_min: f64,
     /// r, rank of dt.
     pub time_step_rank: usize,
-    /// Used by transformers when it initializes anew.
+    /// Used by transformers only when it initializes a new model.
     pub time_step_scale: f64,
     torch_dtype: &'static str,
     use_bias: bool,

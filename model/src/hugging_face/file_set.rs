@@ -21,7 +21,7 @@ pub const FILE_BYTES: u64 = 5_000_000_000;
 pub struct PlannedFile {
     /// Its name.
     pub name: String,
-    /// Where tensors stand in it.
+    /// The tensors that it holds, and their places.
     pub layout: SafetensorsLayout,
 }
 
@@ -109,7 +109,8 @@ impl FileSet {
         self.ranges.partition_point(|range| range.end <= element).min(self.files.len() - 1)
     }
 
-    /// By file: where the elements of the arena of `layout` with this prefix stand in it.
+    /// For each file, the places in it of the elements of the arena of `layout`, whose tensors'
+    /// names there begin with `prefix`.
     pub fn placements(&self, layout: &Layout, prefix: &str) -> Vec<ArenaPlacement> {
         self.files.iter().map(|file| file.layout.placement(layout, prefix)).collect()
     }

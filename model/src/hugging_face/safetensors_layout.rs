@@ -1,12 +1,12 @@
-//! Where every fp32 tensor stands in a `.safetensors` file, before a byte of it is written.
+//! The place of every fp32 tensor in a `.safetensors` file, before a byte of it is written.
 //!
-//! A checkpoint arrives at its writer as chunks of arenas, from whichever worker owns them and in any order. So the
-//! file is planned first: [`SafetensorsLayout`] has the header and the offsets of a list of tensors, and an
-//! [`ArenaPlacement`] maps a range of an arena to writes into the file, leaving out the padding that only memory has.
+//! A checkpoint arrives at its writer as chunks of arenas, from any worker that owns them and in any order. So the file is planned
+//! first: [`SafetensorsLayout`] has the header and the offsets of a list of tensors, and an [`ArenaPlacement`] maps a range of an
+//! arena to writes into the file, leaving out the padding that only memory has.
 //!
-//! The bytes are those that the `safetensors` library writes for the same tensors: fp32, in order of their names, the header
-//! padded with spaces to a multiple of 8, and `{"format": "pt"}` as the only metadata (transformers insists on it; a second
-//! entry would stand in the order of a hash map).
+//! The bytes are those that the `safetensors` library writes for the same tensors: fp32, in order of their names, the header padded
+//! with spaces to a multiple of 8, and `{"format": "pt"}` as the only metadata (transformers insists on it; the order of a second
+//! entry would be that of a hash map).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -103,8 +103,8 @@ impl SafetensorsLayout {
         &self.tensors
     }
 
-    /// Where the elements of an arena of `layout` stand in this file, their names beginning with `prefix`. Tensors that
-    /// the file does not hold have no place.
+    /// The places in this file of the elements of an arena of `layout`, whose tensors' names in the file begin with `prefix`.
+    /// Tensors that the file does not hold have no place.
     pub fn placement(&self, layout: &Layout, prefix: &str) -> ArenaPlacement {
         let mut places = Vec::with_capacity(layout.tensors().len());
         for tensor in layout.tensors() {
@@ -129,7 +129,7 @@ pub struct FilePiece {
     pub file_offset: u64,
 }
 
-/// Where the elements of one arena stand in one file.
+/// The places of the elements of one arena in one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaPlacement {
     /// Whole tensors, in arena order.

@@ -66,7 +66,7 @@ struct Read<'a> {
     inputs: Inputs<'a>,
 }
 
-/// What a head keeps.
+/// A head's scratch memory.
 struct Scratch<'a> {
     /// Of a tile of queries, transposed: the scaled queries, the gradients of outputs, and those of queries.
     columns: &'a mut [QueryLanes],
@@ -89,7 +89,7 @@ fn row_vectors(shape: AttentionShape) -> usize {
 }
 
 impl<'a> Scratch<'a> {
-    /// How many vectors that takes.
+    /// The number of vectors that the scratch memory takes.
     fn lanes(shape: AttentionShape) -> usize {
         let of_queries = (3 * shape.head_width() + 2 * KEYS) * VECTORS;
         let keys = shape.sequences().positions().next_multiple_of(KEYS);
@@ -135,7 +135,7 @@ impl Kernel for Backward<'_> {
     }
 }
 
-/// What the gradients of a tile's scores are formed from.
+/// The values beside scores and products that the gradients of a tile's scores depend on.
 struct TileTerms {
     /// The slope, and the logarithms of sums, in powers of two.
     slope: f32,
@@ -195,7 +195,8 @@ impl Backward<'_> {
         }
     }
 
-    /// What one tile of queries adds to the gradients of keys and values; leaves its own gradients in `dq`.
+    /// Adds the gradients of keys and values from one tile of queries to `dk` and `dv`, and leaves the gradients of the queries in
+    /// `dq`.
     #[inline(always)]
     fn tile<S: Simd>(
         &mut self,

@@ -76,7 +76,7 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// What a head keeps of a tile of queries.
+/// A head's scratch memory for a tile of queries.
 pub(super) struct Scratch<'a> {
     /// The queries, transposed and scaled.
     columns: &'a mut [QueryLanes],
@@ -87,7 +87,7 @@ pub(super) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// How many vectors that takes.
+    /// The number of vectors that the scratch memory takes.
     pub(super) fn lanes(shape: AttentionShape) -> usize {
         (2 * shape.head_width() + KEYS) * NO_LANES.len()
     }

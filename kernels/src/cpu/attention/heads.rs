@@ -22,7 +22,7 @@ pub(super) struct CausalMask<'a> {
 }
 
 impl<'a> CausalMask<'a> {
-    /// Of a sample whose first `past` positions have no queries.
+    /// The mask of a sample whose first `past` positions have no queries.
     pub(super) fn new(past: usize, shape: AttentionShape, starts: Option<&'a [u32]>) -> Self {
         let window = shape.window().map_or(usize::MAX, std::num::NonZeroUsize::get);
         Self { past, window, starts }
@@ -44,7 +44,7 @@ pub(super) struct Head<'a> {
     pub(super) mask: CausalMask<'a>,
     /// The factor of `q . k`.
     pub(super) scale: f32,
-    /// How much a score falls with every position.
+    /// The amount by which a score falls with every position of distance.
     pub(super) slope: f32,
 }
 
@@ -145,8 +145,7 @@ pub(super) struct SharedRows<'a> {
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it stands for a slice that is borrowed exclusively; what threads write through copies of it is disjoint by the
-// contract of `write`.
+// SAFETY: it borrows its slice exclusively, and its copies in several threads write disjoint elements by the contract of `write`.
 unsafe impl Send for SharedRows<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedRows<'_> {}
@@ -178,7 +177,7 @@ impl<'a> SharedRows<'a> {
     }
 }
 
-/// Where a head of a sample writes its rows: columns from `first_column` on.
+/// The columns of a sample's rows that a head writes, from `first_column` on.
 pub(super) struct HeadWriter<'a> {
     pub(super) out: SharedRows<'a>,
     pub(super) first_row: usize,
@@ -187,7 +186,7 @@ pub(super) struct HeadWriter<'a> {
 }
 
 impl<'a> HeadWriter<'a> {
-    /// Of the columns of this head, behind `skipped` columns.
+    /// A writer of this head's columns, behind `skipped` columns.
     ///
     /// # Safety
     /// While the writer lives, nothing else reads or writes this head's columns of the sample's rows.

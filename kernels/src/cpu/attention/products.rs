@@ -68,7 +68,7 @@ fn dots_block<S: Simd, const R: usize, const C: usize>(
     }
 }
 
-/// What a tile of queries sums: `rows[key]`, weighted by `weights[key - first_key][query]`.
+/// The terms of a sum over keys, for each query of `tile`: `rows[key]`, weighted by `weights[key - first_key][query]`.
 #[derive(Clone, Copy)]
 pub(super) struct Weighted<'a> {
     pub(super) rows: Rows<'a>,
@@ -226,12 +226,13 @@ impl Weighted<'_> {
     }
 }
 
-/// What a block of keys sums: `rows[query]`, each of `vectors` vectors, weighted by `weights[key][query]`.
+/// The terms of a sum over queries, for each key of a block: `rows[query]`, each of `vectors` vectors, weighted by
+/// `weights[key][query]`.
 #[derive(Clone, Copy)]
 pub(super) struct WeightedQueries<'a> {
     pub(super) rows: &'a [Lanes],
     pub(super) vectors: usize,
-    /// Those of the block, from `first_key` on.
+    /// The weights of the block, from `first_key` on.
     pub(super) weights: &'a [QueryLanes],
     pub(super) first_key: usize,
     pub(super) tile: &'a QueryTile,

@@ -263,8 +263,7 @@ impl Softmax {
         Self { greatest: [Lanes([LEAST_SCORE; LANES]); VECTORS], sum: NO_LANES }
     }
 
-    /// Turns the scores of a tile of keys into `2^(score - greatest)`, and what was summed before into units of the new
-    /// greatest scores.
+    /// Turns the scores of a tile of keys into `2^(score - greatest)`, and scales the earlier sums to the new greatest scores.
     #[inline(always)]
     pub(super) fn weights<S: Simd>(
         &mut self,

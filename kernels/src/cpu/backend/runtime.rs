@@ -189,7 +189,7 @@ impl Runtime for Cpu {
         Ok(Event::now())
     }
 
-    /// What an event stands behind is over when it is recorded.
+    /// Work has run when its call returns, so an event is reached when it is recorded.
     fn wait_for(&self, _: &mut DeviceStream, _: &Event) -> Result<()> {
         Ok(())
     }

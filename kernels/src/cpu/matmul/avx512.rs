@@ -157,7 +157,7 @@ unsafe fn packed_product(part: &Part, packed: &mut Packed) {
 /// A panel of rows by a panel of columns, over one block of k.
 struct Panel {
     to: Target,
-    /// Whether sums are added to what is there, or replace it.
+    /// Whether sums are added to the contents of `to`, or replace them.
     adds: bool,
     /// Sums of earlier blocks that lie elsewhere, which these are added to first.
     before: Option<Target>,

@@ -267,8 +267,8 @@ fn terms(algorithm: &cublasLtMatmulAlgo_t) -> Terms {
     }
 }
 
-/// What an algorithm is made of, and the bytes of each. The library's opaque copy of it would serve too if it were said that
-/// all of its bytes mean something.
+/// The attributes that define an algorithm, and the size of each in bytes. The library's opaque struct would serve instead if its
+/// documentation said that all of its bytes have a meaning.
 const ATTRIBUTES: [(Attribute, usize); 9] = [
     (Attribute::CUBLASLT_ALGO_CONFIG_ID, 4),
     (Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
@@ -281,12 +281,12 @@ const ATTRIBUTES: [(Attribute, usize); 9] = [
     (Attribute::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
 ];
 
-/// What an algorithm is made of. An older library does not know every part.
+/// The [`ATTRIBUTES`] of an algorithm, in order; `None` for those that an older library does not know.
 pub(super) fn parts(algorithm: &cublasLtMatmulAlgo_t) -> Vec<Option<u32>> {
     ATTRIBUTES.iter().map(|&(name, bytes)| attribute(algorithm, name, bytes)).collect()
 }
 
-/// A number of an algorithm, of so many bytes, at most 4; `None` where the library does not tell it.
+/// An attribute of an algorithm: a number of `bytes` bytes, at most 4; `None` where the library does not know it.
 fn attribute(algorithm: &cublasLtMatmulAlgo_t, attribute: Attribute, bytes: usize) -> Option<u32> {
     let mut value = [0_u8; 4];
     let room = value.get_mut(..bytes)?;

@@ -21,7 +21,7 @@ pub(super) enum Side {
     Right,
 }
 
-/// What a run of contiguous elements of a factor is.
+/// The contents of a run of contiguous elements of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     /// All terms of one row or column of the product.
@@ -49,7 +49,7 @@ pub(super) struct Layout {
 pub(super) type Segment = (Range<usize>, Vec<u8>);
 
 impl Layout {
-    /// That of a factor of `product`, of which `rows` rows are formed.
+    /// The layout of a factor of `product`, for its first `rows` rows.
     pub(super) fn of(side: Side, product: &MatrixProduct, rows: usize) -> Self {
         let (operand, run, outer) = match side {
             Side::Left if product.a.transposed => (product.a, Run::OneTerm, rows),
@@ -86,8 +86,8 @@ impl Layout {
         self.stride.saturating_mul(self.runs)
     }
 
-    /// Random numbers of which the second half of the terms of a sum cancels the first: what is left is what was rounded away, of
-    /// which every bit depends on the order. Of a sum that is rounded to bf16 nothing else would show.
+    /// Random numbers such that the second half of the terms of a sum cancels the first: the sum consists of rounding errors, of
+    /// which every bit depends on the order. In a sum rounded to bf16 no other difference of orders would show.
     pub(super) fn cancelling(&self) -> Vec<Segment> {
         let half = self.terms / 2;
         let negative = if self.side == Side::Left { SIGN } else { 0 };
@@ -125,7 +125,8 @@ impl Layout {
         (0..self.period * self.stride).map(|_| random.whole(most) as f32).collect()
     }
 
-    /// Where in a period of [`whole`](Self::whole) the factor of a term stands, of a row on the left and a column on the right.
+    /// The place, in a period of [`whole`](Self::whole), of a term's factor for row `outer` of the left matrix, or column `outer`
+    /// of the right.
     pub(super) fn place(&self, outer: usize, term: usize) -> usize {
         match self.run {
             Run::Terms => outer % self.period * self.stride + term,
@@ -147,7 +148,7 @@ impl Layout {
     }
 }
 
-/// [`PERIOD`] rows of what an output holds to which a product is added: as small as what is left of sums that cancel.
+/// [`PERIOD`] rows for an output that a product is added to: as small as the errors that cancelling sums leave.
 pub(super) fn small_before(out: &Operand) -> Vec<u8> {
     encoded(out.element, &random_numbers(3, PERIOD * out.stride, -16))
 }
@@ -169,8 +170,9 @@ pub(super) fn whole_bias(columns: usize) -> Vec<f32> {
     (0..columns).map(|_| random.whole(255) as f32).collect()
 }
 
-/// The largest whole number of a factor of sums of so many terms. Sums stay below 2^22, which fp32 and matrix units of every kind
-/// hold exactly in any order; of few terms they are still large enough for bf16 to round them, and the factors are numbers of bf16.
+/// The largest whole number in a factor whose sums have `terms` terms. Sums stay below 2^22, which fp32 and matrix units of every
+/// kind hold exactly in any order; sums of few terms are still large enough for bf16 to round them, and the factors are numbers of
+/// bf16.
 fn largest_whole(terms: usize) -> u64 {
     let most = ((1_u64 << 22) as f64 / terms.max(1) as f64).sqrt();
     (most as u64).clamp(1, 255)

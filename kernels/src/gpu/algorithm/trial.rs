@@ -11,10 +11,11 @@ use crate::gpu::driver::{Batch, Bias, Driver, ElementKind, MatrixProduct, Operan
 /// Rows of the largest product of free rows, enough to fill a GPU.
 const MOST_ROWS: usize = 4096;
 
-/// What free rows may take in memory: beside them stands the right factor, which is as large as a weight.
+/// Bytes that the left factor and the output may take where rows are free; the right factor, as large as a weight, comes on top.
 const MOST_BYTES: usize = 256 << 20;
 
-/// What fixed rows may take: a weight's gradient, which is formed where a model's activations are held.
+/// Bytes that the output may take where rows are fixed: it is the gradient of a weight, and is formed while a model's activations
+/// are in memory.
 const MOST_FIXED_BYTES: usize = 64 << 20;
 
 /// Entries of the batches that are formed: one by itself, few, and enough to fill a GPU with weights that are narrow.
@@ -23,7 +24,7 @@ const ENTRIES: [usize; 4] = [1, 2, 3, 8];
 /// The terms at least of the sums of a batch, however far its operands reach.
 const LEAST_TERMS: usize = 64;
 
-/// Rows and columns of which the sums are compared with what they should be.
+/// The number of rows and of columns whose sums are compared with the exact ones.
 const COMPARED: [usize; 2] = [16, 32];
 
 /// Memory with an operand at a place in it.
@@ -82,7 +83,7 @@ impl<D: Driver> Placed<D> {
     }
 }
 
-/// What the operands hold.
+/// The kind of numbers in the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Numbers {
     Cancelling,
@@ -100,11 +101,11 @@ pub(super) struct Trial<D: Driver> {
     layouts: [Layout; 2],
     factors: [Placed<D>; 2],
     out: Placed<D>,
-    /// What a product is added to where that is not its output.
+    /// The matrix that a product is added to, where that is not its output.
     base: Option<Placed<D>>,
-    /// What is added to holds before a product that adds: [`PERIOD`] rows.
+    /// The contents of the matrix that a product is added to, before the addition: [`PERIOD`] rows.
     before: Option<D::Memory>,
-    /// What is added to rows, where something is: the same whatever the operands hold.
+    /// The bias of a product that has one, on the device and on the host: the same for both kinds of numbers.
     bias: Option<(D::Memory, Vec<f32>)>,
     /// From row to row of `out`.
     row_bytes: usize,
@@ -129,7 +130,7 @@ impl<D: Driver> Trial<D> {
             }
         };
         let (rows, k) = match product.rows {
-            // At least two periods, so that some rows stand in another place.
+            // At least two periods, so that equal rows lie at different places.
             Rows::Free => {
                 let fitting = MOST_BYTES / a_bytes.saturating_add(row_bytes).max(1);
                 (fitting.clamp(2 * PERIOD, MOST_ROWS), product.k)
@@ -203,10 +204,10 @@ impl<D: Driver> Trial<D> {
         })
     }
 
-    /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
+    /// The flaw of the algorithm by which `multiply` forms a product; `None` where it has none.
     ///
     /// # Errors
-    /// What the driver answers, and what `multiply` does but for that the library refuses.
+    /// An error of the driver, and one of `multiply`, except that the library refuses the product, which is a flaw.
     pub(super) fn flaw(
         &mut self,
         driver: &D,
@@ -298,8 +299,8 @@ impl<D: Driver> Trial<D> {
         Ok(None)
     }
 
-    /// Whether sums of whole numbers are what they should be, rounded once. They are exact before that, so that nothing else than a
-    /// further rounding may show.
+    /// Whether sums of whole numbers equal the exact ones, rounded once. They are exact before that rounding, so a difference can
+    /// only be a further rounding.
     ///
     /// Where a product is added to bf16, a library may round it first: see [`MatrixProduct`].
     fn try_rounding(
@@ -375,7 +376,7 @@ impl<D: Driver> Trial<D> {
         first.into_iter().map(&mut read).collect()
     }
 
-    /// Forms the product of the first `rows` rows, of as many entries; what was in their place before is gone.
+    /// Forms the product of the first `rows` rows, for as many entries; replaces the rows of an earlier product.
     fn multiply(
         &self,
         driver: &D,
@@ -432,7 +433,7 @@ fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..steps).map(move |step| step * (all - 1) / (steps - 1).max(1))
 }
 
-/// Whether `found` is `sum`, added to what was there before if anything was, rounded once. All are exact in `f64`.
+/// Whether `found` is `sum`, plus `before` if there is one, rounded once. All are exact in `f64`.
 fn is_rounded_once(element: ElementKind, found: f32, sum: f64, before: Option<f64>) -> bool {
     let rounded = |exact: f64| match element {
         ElementKind::F32 => exact as f32,

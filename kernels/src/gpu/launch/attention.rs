@@ -227,7 +227,7 @@ impl Plan {
         })
     }
 
-    /// What forward and backward read, checked.
+    /// The inputs of forward and backward, their sizes checked.
     pub(super) fn training_inputs<D: Driver, P: Precision>(
         &self,
         inputs: &AttentionInputs<'_, Gpu<D, P>>,

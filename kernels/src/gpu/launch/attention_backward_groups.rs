@@ -1,8 +1,7 @@
 //! The gradients of attention where groups of warps multiply together: `attention_backward_groups_kernels.h`.
 //!
-//! First the deltas of all rows and, with documents, the first key of each query; then one walk,
-//! whose blocks take one item of work after the other; then dq from its sums. The order of every
-//! sum is fixed, whichever block takes which item.
+//! First the deltas of all rows and, with documents, the first key of each query; then one walk, whose blocks take one item of work
+//! after the other; then dq from its sums. The order of every sum is fixed: it does not depend on which block takes which item.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -17,7 +16,7 @@ use crate::shape::AttentionShape;
 
 /// Groups that compute; each has its own share of the sums of dq.
 const COMPUTING: usize = 2;
-/// Those and one that copies, of four warps of 32.
+/// Threads of a block: the computing groups and one that copies, each of four warps of 32.
 const THREADS: u32 = 384;
 /// Keys of an item.
 const KEY_ROWS: u32 = 128;
@@ -89,7 +88,7 @@ struct TileFirsts {
     unused: u32,
 }
 
-/// What the backward pass reads beside the inputs, and where it writes. All of it was checked against the plan.
+/// The inputs that only the backward pass has, and its outputs, all of them checked against the plan.
 pub(super) struct BackwardRows {
     /// dq, dk and dv, side by side in rows.
     pub(super) gradients: [Address; 3],
@@ -141,8 +140,9 @@ impl Kernels {
     }
 }
 
-/// Bytes of what the kernels hand on: sums of dq, of rows and their deltas, marks of tiles, first keys of queries and of tiles, and a
-/// count. All are whole multiples of 16, as what the copy engine reads and writes must be, but for the last.
+/// Bytes of the scratch memory that one kernel leaves for the next: sums of dq, of rows and their deltas, marks of tiles, first
+/// keys of queries and of tiles, and a count. All except the last are multiples of 16, as the copy engine needs for its source and
+/// target.
 pub(super) fn scratch_parts(head_width: HeadWidth, shape: AttentionShape) -> [usize; 7] {
     let sequences = shape.sequences();
     let (samples, pairs) = (sequences.samples(), sequences.samples() * shape.heads());
@@ -159,8 +159,9 @@ pub(super) fn scratch_parts(head_width: HeadWidth, shape: AttentionShape) -> [us
     ]
 }
 
-/// Heads that are walked together, of `pairs` that take so many bytes each. Powers of two: numbers that divide the multiprocessors were
-/// measured 10 % slower, since all blocks then stay in step and wait for each other's sums.
+/// The number of (sample, head) pairs that are walked together, out of `pairs`, each of which takes `walked_bytes`. A power of two:
+/// numbers that divide the multiprocessors were measured 10 % slower, since all blocks then stay in step and wait for each other's
+/// sums.
 fn section(pairs: u64, walked_bytes: u64) -> u32 {
     let most = (SECTION_BYTES / walked_bytes).max(LEAST_SECTION);
     pairs.min(1 << most.ilog2()) as u32
@@ -170,7 +171,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Enqueues the kernels of the gradients.
     ///
     /// # Safety
-    /// What `rows` and `inputs` name must be as large as `plan` says.
+    /// The addresses of `rows` and `inputs` must name memory as large as `plan` says.
     pub(super) unsafe fn launch_attention_backward_groups(
         &self,
         stream: &mut GpuStream<D>,

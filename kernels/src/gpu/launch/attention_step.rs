@@ -65,7 +65,7 @@ struct Sums {
 const KERNELS: [KernelName; 4] =
     ["attention_step_32", "attention_step_64", "attention_step_128", "attention_step_256"];
 
-/// Chunks that a query can see some keys of, where a cache has room for so many positions.
+/// The most chunks of a cache of `capacity` positions in which one query attends to keys.
 fn chunks(capacity: usize, window: Option<usize>) -> usize {
     let all = capacity.div_ceil(CHUNK);
     // The first key of the window may be the last of a chunk.

@@ -57,7 +57,7 @@ impl<D: Driver, P: Precision> Elementwise for Gpu<D, P> {
         };
         let launch = blocks("axpby", elements.div_ceil(UPDATED), THREADS)?;
         let name = access.choose("axpby_wide", "axpby_single");
-        // SAFETY: both have so many elements, of the types that are said, and their alignment is checked.
+        // SAFETY: both have `elements` elements of the types that the arguments state, and their alignment is checked.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 }

@@ -29,7 +29,7 @@ const FORWARD_TILE_POSITIONS: usize = 128;
 const BACKWARD_TILE_POSITIONS: usize = 256;
 /// Channels of a thread of the forward convolution where rows are aligned to them.
 const FORWARD_WIDE_CHANNELS: usize = 2;
-/// What a thread of the backward convolution reads of a row that is aligned to it.
+/// Bytes that a thread of the backward convolution reads at once of a row that is aligned to them.
 const BACKWARD_WIDE_BYTES: usize = 8;
 /// The taps that filters are padded to.
 const SHORT_TAPS: usize = 4;
@@ -113,7 +113,7 @@ struct Kernels {
     source: &'static Source,
     wide: KernelName,
     single: KernelName,
-    /// For more than `SHORT_TAPS` taps.
+    /// The kernel for more than `SHORT_TAPS` taps.
     long: KernelName,
 }
 
@@ -142,7 +142,7 @@ static BACKWARD_DOCUMENTS: Kernels = Kernels {
     long: "causal_conv1d_silu_backward_long_documents",
 };
 
-/// What the blocks of a direction have.
+/// The sizes of the blocks of a direction, forward or backward.
 struct Blocks {
     /// Channels of a thread of the wide kernel.
     wide_channels: usize,
@@ -153,7 +153,7 @@ struct Blocks {
 /// The kernel that a convolution takes.
 struct Variant {
     source: &'static Source,
-    /// Which of the kernels.
+    /// Its name in the source.
     name: KernelName,
     /// Taps that its filters are padded to.
     taps: usize,

@@ -36,7 +36,7 @@ struct DocumentStartBits {
 pub(super) struct StartBits(Option<Address>);
 
 impl StartBits {
-    /// What a kernel is given.
+    /// The address of the bits as a kernel reads it; null for samples of one document.
     pub(super) fn address(self) -> Address {
         self.0.unwrap_or(Address::NULL)
     }
@@ -48,7 +48,7 @@ impl StartBits {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Where `kernel` reads that documents begin, in scratch memory of its own.
+    /// The start bits of documents that `kernel` reads, in scratch memory of their own.
     pub(super) fn document_start_bits(
         &self,
         stream: &mut GpuStream<D>,

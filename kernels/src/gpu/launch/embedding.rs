@@ -74,7 +74,7 @@ struct EmbeddingBackwardAdd {
     column_tiles: u32,
 }
 
-/// A token outside the vocabulary stands for the first of it, so there must be one.
+/// A kernel replaces a token outside the vocabulary by the first token, so there must be one.
 fn check_vocabulary(kernel: &'static str, vocab_size: usize) -> Result<()> {
     if vocab_size > 0 {
         return Ok(());
@@ -118,7 +118,7 @@ impl<D: Driver, P: Precision> Embedding for Gpu<D, P> {
         let name = access_of(width, &operands)
             .choose("embedding_forward_wide", "embedding_forward_single");
         let launch = blocks(KERNEL, rows, COPY_THREADS)?.early(rows);
-        // SAFETY: out and table were checked, with a row for each token; a token past the table stands for its first row.
+        // SAFETY: out and table were checked, with a row for each token; a token past the table is replaced by the first.
         unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
     }
 

@@ -103,7 +103,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Those of the ranges of `elements` elements that end at `ends`.
+    /// The pieces of the ranges of `elements` elements that end at `ends`.
     fn new(ends: &[usize], elements: usize) -> Result<Self> {
         const KERNEL: &str = "sums_of_squares";
         let last = ends.last().copied().unwrap_or(0);
@@ -209,7 +209,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `lane += parts[g, 0] + parts[g, 1] + ...` for each grain g in order; the parts of a grain are added first, in order.
     ///
     /// # Safety
-    /// `parts` names memory of the device for so many matrices of the lane's rows and columns.
+    /// `parts` names memory of the device for as many matrices as it states, each of the lane's rows and columns.
     pub(in crate::gpu) unsafe fn launch_add_parts(
         &self,
         stream: &mut GpuStream<D>,
@@ -245,8 +245,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// The sum of `uses`, in order, divided by `count`.
     ///
     /// # Safety
-    /// `out` and `uses` name `elements` elements each, and what is written is borrowed by nothing else; a use that overlaps
-    /// it is the first, and is all of it.
+    /// `out` and `uses` name `elements` elements each, and nothing else borrows `out`; a use that overlaps `out` is the first, and
+    /// is all of it.
     unsafe fn launch_mean(
         &self,
         stream: &mut GpuStream<D>,

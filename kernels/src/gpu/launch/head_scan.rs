@@ -114,7 +114,7 @@ impl BlockSizes {
         factors.saturating_sub(self.length * self.states * self.activation)
     }
 
-    /// What forward and backward have: B, C and x, the states in fp32 or in two parts, and the steps.
+    /// Shared memory that forward and backward both need, in bytes: B, C and x, the states in fp32 or in two parts, and the steps.
     fn walk_bytes(&self) -> usize {
         let Self { states, channels, length, activation, .. } = *self;
         let steps = length * (8 + TILE + 4) * size_of::<f32>();

@@ -87,8 +87,8 @@ struct Kernels {
     variants: Variants,
     /// The forward kernel for few rows of a block's width, all of whose loads are wide.
     few: Option<KernelName>,
-    /// The backward kernels, for rows of a block's width, that load the next row ahead: for rows of up to so many columns as
-    /// [`COLUMNS_AHEAD`] says. They give the same bits as those of all widths.
+    /// The backward kernels for rows of a block's width that load the next row ahead, one for each entry of [`COLUMNS_AHEAD`], the
+    /// most columns of a row. They give the same bits as the kernels for all widths.
     ahead: Option<[KernelName; 2]>,
 }
 
@@ -157,7 +157,7 @@ impl Kernels {
     }
 }
 
-/// Where rows begin, and the elements between them.
+/// The address of the first row, and the elements from row to row.
 type PlacedRows = (Address, u64);
 
 /// The rows that a kernel reads or writes, by the type of their elements.

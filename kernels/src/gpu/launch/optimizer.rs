@@ -106,7 +106,7 @@ struct JoinedRun {
 }
 
 impl Update {
-    /// What an update of `elements` parameters has beside them.
+    /// The arguments of an update of `elements` parameters, except the parameters themselves; checks the sizes.
     fn new<D: Driver, P: Precision>(
         kernel: KernelName,
         elements: usize,

@@ -16,7 +16,7 @@ const THREADS: u32 = 64;
 /// How the rows of grains are cut into runs, for `width` columns.
 #[derive(Clone, Copy)]
 pub(super) struct Runs {
-    /// Of all grains.
+    /// Runs of all grains.
     pub(super) runs: usize,
     pub(super) runs_per_grain: u32,
     pub(super) rows: u64,
@@ -55,7 +55,8 @@ impl Runs {
     }
 }
 
-/// The gradients of one parameter or two, and the partial sums that they are formed from. What is not there is null.
+/// The gradients of one parameter or two, and the partial sums from which they are computed. The addresses of a missing parameter
+/// are null.
 pub(super) struct PartialSums {
     gradients: [Address; 2],
     /// `[runs, d]` each.

@@ -93,7 +93,7 @@ pub(in crate::gpu) fn gelu_forward(gelu: Gelu) -> Map {
     }
 }
 
-/// What a map reads; x and dout that are absent are what the output holds.
+/// The inputs of a map. Without x, or without dout, the output's elements are read in its place.
 pub(in crate::gpu) struct MapInputs<'a, D: Driver, P: Precision, T: Element> {
     pub(in crate::gpu) x: Option<Matrix<'a, Gpu<D, P>, T>>,
     pub(in crate::gpu) dout: Option<Matrix<'a, Gpu<D, P>, T>>,

@@ -96,12 +96,12 @@ pub(super) struct Kernels {
     pub(super) source: &'static Source,
     pub(super) aligned: KernelName,
     pub(super) unaligned: KernelName,
-    /// For any states.
+    /// The kernel for any states.
     pub(super) any: (&'static Source, KernelName),
 }
 
 impl Kernels {
-    /// The one that `plan` takes, and where it stands.
+    /// The kernel that `plan` takes, and its source.
     pub(super) fn of(&self, plan: &Plan, aligned: bool) -> (&'static Source, KernelName) {
         match (plan.way, aligned) {
             (Way::Any, _) => self.any,
@@ -124,12 +124,12 @@ static FORWARD_DOCUMENTS: Kernels = Kernels {
     any: (&SCAN_ANY_DOCUMENTS, "scan_forward_any_documents"),
 };
 
-/// Which kernels scan.
+/// The kernels that scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Those for sixteen states.
+    /// The kernels for sixteen states.
     Sixteen,
-    /// Those for any.
+    /// The kernels for any number of states.
     Any,
 }
 
@@ -174,7 +174,7 @@ impl Plan {
     }
 }
 
-/// Where forward leaves what backward reads.
+/// The addresses of the values that forward saves for backward.
 pub(super) struct Saved {
     /// `[b, ceil(t / 16), e, n]`
     pub(super) checkpoints: Address,
@@ -286,17 +286,17 @@ impl CheckedRows {
     }
 }
 
-/// What a block of `scan_forward.cu` has, and one of `scan_piece.cu`; `static_assert`ed in `scan_walk.h`.
+/// Shared memory of a block of `scan_forward.cu`, and of `scan_piece.cu`, in bytes; `static_assert`ed in `scan_walk.h`.
 pub(super) fn forward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
     if warp == 32 { 39696 + 6144 * activation_bytes } else { 9744 }
 }
 /// Blocks of either that the registers of a compute unit of AMD's are enough for, as `.ci/kernels` prints it.
 const FORWARD_BLOCKS_BY_REGISTERS: usize = 6;
 pub(super) const BACKWARD_BLOCKS_BY_REGISTERS: usize = 4;
-/// What a block of `scan_forward_any` has, and one of `scan_piece_any`.
+/// Shared memory of a block of `scan_forward_any`, and of `scan_piece_any`, in bytes.
 pub(super) const FORWARD_ANY_SHARED_BYTES: usize = 14336;
 
-/// What a block of `scan_backward.cu` has; `static_assert`ed there.
+/// Shared memory of a block of `scan_backward.cu`, in bytes; `static_assert`ed there.
 pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
     if warp == 32 { 64528 + 3072 * activation_bytes } else { 17808 }
 }
@@ -409,7 +409,7 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Whether so many channels and states are scanned by the kernels for sixteen states.
+    /// Whether the kernels for sixteen states scan this many channels and states.
     pub(in crate::gpu) fn is_scan_of_sixteen(&self, channels: usize, states: usize) -> bool {
         let device = self.driver().properties();
         let activation_bytes = size_of::<P::Activation>();

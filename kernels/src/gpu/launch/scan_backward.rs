@@ -94,13 +94,13 @@ pub(super) struct SumSamplesArguments {
     pub(super) grains: u32,
 }
 
-/// What a block of `scan_backward_any` has.
+/// Shared memory of a block of `scan_backward_any`, in bytes.
 fn backward_any_shared_bytes(warp: u32) -> usize {
     if warp == 32 { 40960 } else { 32768 }
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// But for what blocks of a cut sequence hand to each other.
+    /// Scratch memory of the backward scan in bytes, except for the values that segments of a chain hand to each other.
     pub(super) fn scan_backward_scratch(&self, shape: ScanShape) -> usize {
         let (dbc, parameters) = partial_bytes(shape);
         let is_packed = self.is_scan_of_sixteen(shape.channels(), shape.states());

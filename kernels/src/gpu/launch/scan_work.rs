@@ -39,7 +39,7 @@ impl WorkItems {
         Self { words: Address::NULL, chains: 0, segments: 0, positions: 0, unused: 0 };
 }
 
-/// What a device has room for at once.
+/// The number of blocks that run on a device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) multiprocessors: usize,
@@ -59,7 +59,7 @@ impl Room {
     }
 }
 
-/// How chains are cut.
+/// The cut of chains into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) chains: usize,

@@ -59,7 +59,7 @@ fn variant(joins: &[u8]) -> ([&'static str; 2], usize) {
     }
 }
 
-/// What a kernel is told, and which it is.
+/// A launch: the arguments, the name of the kernel, and the tiles that it sums.
 struct Prepared {
     arguments: TreeSum,
     kernel: &'static str,

@@ -11,13 +11,13 @@ use crate::gpu::source::{HEADERS, Source};
 
 type RawProgram = *mut c_void;
 
-/// Whether groups of warps multiply together on devices of `architecture`, as `dialect.h` finds too: what is compiled for Hopper itself,
-/// as no newer one has these instructions.
+/// Whether groups of warps multiply together on devices of `architecture`, by the same rule as `dialect.h`: on code for Hopper
+/// itself, as no newer architecture has these instructions.
 pub fn takes_group_products(architecture: &str) -> bool {
     architecture == "sm_90a"
 }
 
-/// What a function of the compiler answers.
+/// The status that a function of the compiler returns.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Answer(c_int);
@@ -31,9 +31,9 @@ type BytesOf = unsafe extern "C" fn(RawProgram, *mut c_char) -> Answer;
 
 /// The names of a compiler's functions.
 pub struct Names {
-    /// What all begin with.
+    /// The prefix of all functions, such as `nvrtc`.
     pub prefix: &'static str,
-    /// What the bytes of machine code are called.
+    /// The word for machine code in the functions' names, such as `CUBIN` in `nvrtcGetCUBIN`.
     pub image: &'static str,
     /// The ending of files of machine code in the cache.
     pub extension: &'static str,
@@ -41,7 +41,7 @@ pub struct Names {
 
 /// A compiler, open.
 pub struct Compiler {
-    /// What errors call it.
+    /// Its name in errors.
     name: String,
     create: unsafe extern "C" fn(
         *mut RawProgram,
@@ -98,20 +98,20 @@ impl Compiler {
         &self.library
     }
 
-    /// What is told of it.
+    /// The compiler's version and file, for the inventory.
     ///
     /// # Errors
-    /// What the compiler answers when it is asked for its version.
+    /// An error of the compiler when it is asked for its version.
     pub fn found(&self) -> Result<FoundLibrary> {
         let Names { prefix, .. } = self.names;
         let version = format!("{prefix} {}", self.version()?);
         Ok(self.library.found(version, &format!("{prefix}Version")))
     }
 
-    /// Such as `12.9`.
+    /// The compiler's version, such as `12.9`.
     ///
     /// # Errors
-    /// What the compiler answers.
+    /// An error of the compiler.
     pub fn version(&self) -> Result<String> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it writes two numbers.
@@ -124,7 +124,7 @@ impl Compiler {
     /// it is told, with the same `arguments`. Before it is compiled, `check` may refuse.
     ///
     /// # Errors
-    /// What `check` answers, or a source that does not compile.
+    /// An error of `check`, or a source that does not compile.
     pub fn cached(
         &self,
         source: &'static Source,

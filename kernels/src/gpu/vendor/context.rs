@@ -21,7 +21,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for Context {}
 
-/// How many devices there are.
+/// The number of devices.
 pub fn device_count(table: &Table) -> Answered<usize> {
     let mut count = 0;
     // SAFETY: the first call takes nothing, the second writes one number.
@@ -112,7 +112,7 @@ impl Context {
         asked.result().map(|()| [free, total])
     }
 
-    /// What tells the device from any other.
+    /// The device's UUID, which no other device has.
     pub fn uuid(&self) -> Answered<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: it writes 16 bytes.

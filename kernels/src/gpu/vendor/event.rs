@@ -21,7 +21,7 @@ struct Handle {
 // SAFETY: it is recorded once, before it is shared, and only asked and waited for by then.
 unsafe impl Sync for Handle {}
 
-/// An event of the driver that stands for no point.
+/// An event of the driver that marks no point now.
 struct Spare(RawEvent);
 
 // SAFETY: any thread may use an event.
@@ -110,7 +110,7 @@ impl Event {
         self.table().on(device, "waiting for an event", waited.result())
     }
 
-    /// Waits for it, whatever comes of that.
+    /// Waits for the event, and ignores errors.
     pub(super) fn settle(&self) {
         if self.0.pool.context().bind().is_ok() {
             // SAFETY: as above.

@@ -42,7 +42,7 @@ impl HostMemory {
         self.first
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<*mut u8> {
         match offset.checked_add(bytes) {
             // SAFETY: the offset lies inside the memory.

@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 use crate::error::{KernelError, Result, loader_answer};
 use crate::gpu::inventory::{FoundLibrary, file_of};
 
-/// What `open` answers when it is first asked and does not fail.
+/// The value in `place`, made by `open` when it is first asked for; after a failure the next call tries again.
 ///
 /// # Errors
-/// What `open` answers.
+/// An error of `open`.
 pub fn once<T>(
     place: &'static OnceLock<T>,
     open: impl FnOnce() -> Result<T>,
@@ -26,7 +26,7 @@ pub fn once<T>(
 pub struct OpenLibrary {
     library: libloading::Library,
     backend: &'static str,
-    /// What it is, and the name that it was found by.
+    /// A description of the library and the name that it was opened by, separated by a space.
     name: String,
 }
 
@@ -59,7 +59,7 @@ impl OpenLibrary {
         self.name.rsplit(' ').next().unwrap_or(&self.name)
     }
 
-    /// What is told of it: `version`, and the file that `symbol` is in.
+    /// An entry of the inventory: `version`, and the file that holds `symbol`.
     pub fn found(&self, version: String, symbol: &str) -> FoundLibrary {
         // SAFETY: the symbol is only looked up.
         let symbol = unsafe { self.library.get::<*const c_void>(symbol) };

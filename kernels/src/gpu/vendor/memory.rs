@@ -41,7 +41,7 @@ impl Memory {
         Address(self.first)
     }
 
-    /// Where `bytes` bytes from `offset` begin.
+    /// The address of `bytes` bytes from `offset` on.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<DeviceAddress> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(self.first + offset as u64),

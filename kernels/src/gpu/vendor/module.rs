@@ -32,7 +32,7 @@ pub struct Module {
 pub struct Kernel {
     function: RawFunction,
     name: &'static str,
-    /// How it is launched where it may begin early, if its machine code waits.
+    /// The function that launches it early, if its machine code waits for the kernel before.
     launch_early: Option<LaunchWithSettings>,
     _module: Arc<Module>,
 }

@@ -5,7 +5,7 @@ use super::table::{Device, PoolAccess, Table};
 use crate::backend::PeerAccess;
 use crate::error::Result;
 
-/// What errors call all devices together.
+/// The name of all devices together in errors.
 pub const ALL: &str = "GPUs";
 
 /// How many of the first `devices` devices work together: from the first on, as long as they are of its kind and all of them reach

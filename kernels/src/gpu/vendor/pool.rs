@@ -16,12 +16,12 @@ use crate::error::Result;
 /// An owner of a device's memory, modules and events.
 pub(super) struct Pool {
     context: Arc<Context>,
-    /// Of all owners of the device in this process: they have one legacy stream.
+    /// Shared by all owners of the device in this process: they have one legacy stream.
     aside: Arc<Mutex<Aside>>,
     spare_events: SpareEvents,
 }
 
-/// What was dropped while graphs are there.
+/// Resources that were dropped while graphs exist.
 #[derive(Default)]
 struct Aside {
     graphs: usize,
@@ -45,7 +45,8 @@ unsafe impl Send for ModuleHandle {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for ModuleHandle {}
 
-/// What is set aside of a device, by any of its owners; `first` is called where no other owner is alive, before there is one.
+/// The resources set aside on a device, shared by all its owners in this process. Where no other owner is alive, `first` runs
+/// before they are made.
 fn aside_of(context: &Context, first: impl FnOnce() -> Result<()>) -> Result<Arc<Mutex<Aside>>> {
     type OfDevices = BTreeMap<(usize, Device), Weak<Mutex<Aside>>>;
     static OF_DEVICES: Mutex<OfDevices> = Mutex::new(BTreeMap::new());
@@ -63,9 +64,9 @@ fn aside_of(context: &Context, first: impl FnOnce() -> Result<()>) -> Result<Arc
 }
 
 impl Pool {
-    /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
-    /// an owner before this one has left there is given back, unless another is alive: that takes a wait for all that the device has
-    /// been given, which spoils what another thread is recording.
+    /// The pool lets the driver keep memory that is freed: buffers are planned once, so the same sizes will be needed again. Memory
+    /// that an earlier owner has left there is released, unless another owner is alive: releasing takes a wait for all work of the
+    /// device, which spoils the recordings of other threads.
     pub(super) fn new(context: Arc<Context>, device: &str) -> Result<Arc<Self>> {
         let table = context.table();
         let aside = aside_of(&context, || {
@@ -99,9 +100,9 @@ impl Pool {
         &self.spare_events
     }
 
-    /// A graph is about to begin: from here until [`let_go`](Self::let_go) nothing is given back. Whatever another thread is giving
-    /// back has been when this returns. It goes through the legacy stream, which waits for all queues, and one that waits for
-    /// a queue that is being recorded spoils the recording.
+    /// A graph is about to begin: from here until [`let_go`](Self::let_go) no memory is freed, and when this returns other threads
+    /// have finished freeing theirs. Memory is freed on the legacy stream, which waits for all queues, and waiting for a queue that
+    /// is being recorded spoils the recording.
     pub(super) fn keep(&self) {
         self.aside().graphs += 1;
     }
@@ -132,8 +133,8 @@ impl Pool {
             return;
         }
         let table = self.table();
-        // SAFETY: nothing refers to it any more. Memory is freed on the legacy stream, which waits for all queues, so that
-        // what was enqueued before still finds it. A failure leaves nothing to do.
+        // SAFETY: nothing refers to it any more. Memory is freed on the legacy stream, which waits for all queues, so that work
+        // enqueued before can still use it. A failure leaves nothing to do.
         let _ = unsafe {
             match dropped {
                 Dropped::Memory(first) => (table.free)(first, std::ptr::null_mut()),

@@ -25,21 +25,21 @@ use crate::gpu::{Candidate, choose_algorithm};
 /// takes microseconds.
 const KEPT_PLANS: usize = 1024;
 
-/// What a library answers in place of doing what it was asked for, in its words.
+/// The reason why a library has not done what it was asked for, in the library's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It would refuse again.
+    /// The library refuses, and would refuse again.
     Refuses(String),
-    /// It or the device has failed.
+    /// The library or the device has failed.
     Fails(String),
     /// Either. While an algorithm is chosen it is a refusal: a device that has failed says so itself.
     Unclear(String),
-    /// It cannot be done while a graph is recorded.
+    /// The call is not possible while a graph is recorded.
     NotRecordable(&'static str),
 }
 
 impl Answer {
-    /// What was said.
+    /// The library's words.
     pub fn words(&self) -> &str {
         match self {
             Self::Refuses(words) | Self::Fails(words) | Self::Unclear(words) => words,
@@ -50,10 +50,10 @@ impl Answer {
 
 pub type Answered<T> = std::result::Result<T, Answer>;
 
-/// How a library is given a batch.
+/// The way in which a library forms a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batches {
-    /// By one call.
+    /// The whole batch by one call.
     Whole,
     /// Entry by entry, products by themselves.
     OneByOne,
@@ -61,40 +61,40 @@ pub enum Batches {
 
 /// A matrix library on one device, as far as libraries differ.
 pub trait ProductLibrary: Send + Sync {
-    /// What it is called.
+    /// The library's name.
     const NAME: &'static str;
-    /// How it is given a batch: [`OneByOne`](Batches::OneByOne) it is given none.
+    /// The way in which it forms a batch; with [`OneByOne`](Batches::OneByOne) it is given single products only.
     const BATCHES: Batches;
-    /// What each product is given beside its operands.
+    /// The workspace that each product is given beside its operands, in bytes.
     const WORKSPACE_BYTES: usize;
     /// The library's name of an algorithm.
     type Algorithm: Copy + Send;
-    /// What it is given of a product of a certain number of rows.
+    /// The library's description of a product with a certain number of rows, ready to be enqueued.
     type Plan: Send + Sync;
 
     /// The library's order of algorithms for a product: those that can form it for any number of rows where they are free, as far as
     /// the library can tell.
     ///
     /// # Errors
-    /// What the library answers.
+    /// A refusal or an error of the library.
     fn candidates(
         &self,
         product: &MatrixProduct,
     ) -> Answered<impl Iterator<Item = Candidate<Self::Algorithm>>>;
 
-    /// What an algorithm is made of, the same in every process; of each part nothing where an older library does not tell it.
+    /// The numbers that define an algorithm, the same in every process; `None` for those that an older library does not know.
     fn parts(algorithm: &Self::Algorithm) -> Vec<Option<u32>>;
 
-    /// What the library is given of `product`.
+    /// The plan of `product` by `algorithm`.
     ///
     /// # Errors
-    /// What the library answers, such as that the algorithm cannot form so many rows.
+    /// A refusal or an error of the library: such as that the algorithm cannot form that many rows.
     fn plan(&self, product: &MatrixProduct, algorithm: &Self::Algorithm) -> Answered<Self::Plan>;
 
     /// Enqueues a product by its plan.
     ///
     /// # Errors
-    /// What the library answers.
+    /// A refusal or an error of the library.
     ///
     /// # Safety
     /// As for [`Products::matmul`]; the plan is the product's.
@@ -106,7 +106,7 @@ pub trait ProductLibrary: Send + Sync {
     ) -> Answered<()>;
 }
 
-/// What is known of products.
+/// The algorithms and plans of products that were formed before.
 struct Known<L: ProductLibrary> {
     algorithms: HashMap<Key, L::Algorithm>,
     plans: HashMap<Key, Arc<L::Plan>>,
@@ -121,12 +121,12 @@ pub struct Products<L: ProductLibrary> {
     known: Mutex<Known<L>>,
 }
 
-/// What tells a library's choices from another's.
+/// A digest of a library's choices: other choices give another digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// The digest of what it proposes first.
+    /// The digest of its first eligible proposals.
     pub value: u64,
-    /// Products that were asked for and that it has an algorithm for.
+    /// The number of products that were asked for and have an algorithm.
     pub products: usize,
 }
 
@@ -140,7 +140,7 @@ impl<L: ProductLibrary> Products<L> {
     /// The digest of what the library would choose for some products, if the first of its proposals that is eligible is taken.
     ///
     /// # Errors
-    /// What made the library fail.
+    /// An error of the library.
     pub fn digest(&self) -> Result<Digest> {
         let start = Instant::now();
         let parts = |product: &MatrixProduct| {
@@ -158,7 +158,8 @@ impl<L: ProductLibrary> Products<L> {
         Ok(digest)
     }
 
-    /// What the library answered; where it would answer the same again, nothing is gained by starting again.
+    /// An error for a library's answer: [`KernelError::Unsupported`] where it would answer the same again, so that starting again
+    /// gains nothing.
     fn failed(&self, product: &MatrixProduct, answer: Answer) -> KernelError {
         let (device, sizes) = (self.device.clone(), sizes(product));
         match answer {
@@ -234,7 +235,7 @@ impl<L: ProductLibrary> Products<L> {
     /// Whether there is an algorithm that forms `product`, which has a bias, as promised. For any number of rows the answer is the same.
     ///
     /// # Errors
-    /// What made the library fail, or an algorithm that is pinned and refuses so many rows.
+    /// An error of the library, or an algorithm that is pinned and cannot form that many rows.
     #[cfg(feature = "cuda")]
     pub fn adds_bias<V: Vendor>(
         &self,
@@ -245,8 +246,8 @@ impl<L: ProductLibrary> Products<L> {
         Ok(self.plan_if_any(driver, queue, product)?.is_some())
     }
 
-    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, for whatever number of rows
-    /// and entries.
+    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, which is then so for any
+    /// number of rows and entries.
     fn plan_if_any<V: Vendor>(
         &self,
         driver: &VendorDriver<V>,

@@ -16,7 +16,7 @@ pub struct Queue {
     pool: Arc<Pool>,
     stream: RawStream,
     workspace: Option<Memory>,
-    /// Whether the stream is being recorded, for which the pool keeps what is dropped.
+    /// Whether the stream is being recorded; the pool then keeps dropped memory.
     recording: bool,
 }
 
@@ -68,12 +68,12 @@ impl Queue {
         graph
     }
 
-    /// As the vendor's libraries name it.
+    /// The stream, as the vendor's libraries take it.
     pub(super) fn raw(&self) -> *mut c_void {
         self.stream
     }
 
-    /// What is enqueued from now on waits for `event`.
+    /// Makes all work that is enqueued from now on wait for `event`.
     pub(super) fn wait_for(&mut self, event: &Event, device: &str) -> Result<()> {
         let table = self.pool.table();
         // SAFETY: both are alive.

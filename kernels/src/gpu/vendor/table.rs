@@ -35,7 +35,7 @@ pub const HOST_MEMORY_PORTABLE: c_uint = 1;
 pub const CAPTURE_OF_THREAD: c_uint = 1;
 /// How many bytes a pool keeps when a device is waited for: a 64-bit number.
 pub const POOL_RELEASE_THRESHOLD: c_uint = 4;
-/// Bytes of shared memory that a kernel has whatever its launch says.
+/// Bytes of shared memory that a kernel uses beside those that its launch asks for.
 pub const FUNCTION_SHARED_BYTES: c_uint = 1;
 /// The architecture that a kernel's machine code is of, ten times its major version and its minor one.
 pub const FUNCTION_ARCHITECTURE: c_uint = 6;
@@ -74,7 +74,7 @@ pub const TILE_PROMOTION_256: c_uint = 3;
 /// Zeros outside.
 pub const TILE_FILL_ZERO: c_uint = 0;
 
-/// What a launch is given beside its arguments, where attributes are among that.
+/// The configuration of a launch with attributes, laid out as the vendors' `CUlaunchConfig` and its HIP equivalent.
 #[repr(C)]
 pub struct LaunchSettings {
     pub grid: [c_uint; 3],
@@ -125,7 +125,7 @@ pub type LaunchWithSettings = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> Code;
 
-/// What a function of the interface answers.
+/// The status that a function of the interface returns.
 #[must_use]
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Code {
     }
 }
 
-/// Which devices reach the memory of a pool, and how.
+/// The access of devices to the memory of a pool.
 #[repr(C)]
 pub struct PoolAccess {
     place: c_uint,
@@ -163,7 +163,7 @@ impl PoolAccess {
     }
 }
 
-/// Whose names the functions have.
+/// The interface by whose names the functions are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     #[cfg(feature = "cuda")]

@@ -47,7 +47,7 @@ impl Ahead {
         Self::block(std::ptr::null(), 0, 0, 0)
     }
 
-    /// How many lines to ask for at each of `times` opportunities.
+    /// The number of lines to prefetch at each of `times` opportunities.
     pub(super) fn share(&self, times: usize) -> usize {
         (self.rows * self.lines_of_row - self.line).div_ceil(times.max(1))
     }

@@ -8,11 +8,11 @@ use super::{LANES, ROWS, Target, first};
 /// Terms between two opportunities to ask for memory.
 const TERMS: usize = 8;
 
-/// Where a tile of sums goes.
+/// The place that a tile of sums is written to.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) to: Target,
-    /// Whether sums are added to what is there, or replace it.
+    /// Whether sums are added to the contents of `to`, or replace them.
     pub(super) adds: bool,
     /// Sums of earlier blocks that lie elsewhere, which these are added to first.
     pub(super) before: Option<Target>,
@@ -20,16 +20,16 @@ pub(super) struct Tile {
     pub(super) columns: usize,
 }
 
-/// Where a tile finds its rows of a.
+/// The layout of a tile's rows of a.
 #[derive(Clone, Copy)]
 pub(super) enum TileRows {
     /// Packed: [`ROWS`] elements for each k.
     Packed(*const f32),
-    /// Contiguous along k, so many elements from row to row.
+    /// Contiguous along k; the number is the elements from row to row.
     Unpacked(*const f32, isize),
 }
 
-/// What to ask for while tiles are busy, and how many lines of it during each.
+/// The memory to prefetch while tiles are computed, and the number of cache lines of it for each tile.
 pub(super) struct Upcoming {
     /// Rows of a that are packed or read next.
     pub(super) a: Ahead,
@@ -154,7 +154,7 @@ impl Tile {
 /// `sums[row] += from[row]` for the rows and columns that there are.
 ///
 /// # Safety
-/// Those elements may be read.
+/// The elements of those rows and columns may be read.
 #[inline(always)]
 unsafe fn add_from<const R: usize, const V: usize>(
     sums: &mut [[__m512; V]; R],

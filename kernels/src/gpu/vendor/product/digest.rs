@@ -14,7 +14,7 @@ use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, Batch, ElementKind, MatrixProduct, Operand, Rows};
 
-/// What a product that the library is asked for forms.
+/// The role in a model of a product that the library is asked about.
 #[derive(Clone, Copy)]
 enum Use {
     /// A layer's output.
@@ -49,11 +49,11 @@ const PRODUCTS: [(usize, usize, Use); 13] = [
     (128, 4096, Use::SmallWeight),
 ];
 
-/// The digest of what a library chooses: `choose` answers what the algorithm of a product is made of, and of each part nothing
-/// where an older library does not know it; nothing at all where the product has no algorithm.
+/// The digest of a library's choices: `choose` gives the numbers that define the algorithm of a product, `None` for those that an
+/// older library does not know; and `None` as a whole where the product has no algorithm.
 ///
 /// # Errors
-/// What `choose` answers; that a product has no algorithm is an answer too.
+/// An error of `choose`, except [`KernelError::Unsupported`]: a product without an algorithm is part of the digest.
 pub fn of(
     mut choose: impl FnMut(&MatrixProduct) -> Result<Option<Vec<Option<u32>>>>,
 ) -> Result<Digest> {

@@ -10,7 +10,8 @@ pub const CANONICAL_ROWS: usize = 4096;
 /// Numbers of rows that an algorithm must accept to be chosen, where the library can say whether it does.
 pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
 
-/// The entries of a batch that an algorithm is chosen for: what is usual for the gradient of a weight, of a few grains in a few parts.
+/// The number of entries of a batch that an algorithm is chosen for: usual for the gradient of a weight, from a few grains in a few
+/// parts.
 pub const CANONICAL_ENTRIES: usize = 4;
 
 /// Numbers of entries that an algorithm must accept to be chosen: all that there can be, as it is kept for any.
@@ -18,8 +19,8 @@ pub const CANONICAL_ENTRIES: usize = 4;
 pub const PROBED_ENTRIES: std::ops::RangeInclusive<usize> =
     1..=crate::gpu::weight_gradient::MOST_ENTRIES;
 
-/// What a product is added to. One algorithm may add in another order where that is its output than where it is not: cuBLASLt 13.1
-/// adds a bias before it there.
+/// The matrix that a product is added to. Where that is the output, an algorithm may add in another order: cuBLASLt 13.1 then adds
+/// a bias before the matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Base {
     Nothing,
@@ -27,7 +28,7 @@ enum Base {
     Another,
 }
 
-/// What an algorithm is pinned to, and what a plan is made for: a product without the addresses of matrices.
+/// The key of pinned algorithms and of plans: a product without the addresses of its matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     m: usize,
@@ -35,7 +36,7 @@ pub struct Key {
     k: usize,
     operands: [(usize, bool, ElementKind, usize); 3],
     base: Base,
-    /// With its address: a plan names it.
+    /// The bias with its address, which a plan contains.
     bias: Option<(Address, ElementKind)>,
     rows: Rows,
     batch: Option<Batch>,
@@ -62,7 +63,7 @@ impl Key {
         }
     }
 
-    /// What an algorithm is pinned to: that the product is of a batch, but not of which.
+    /// The key of a pinned algorithm: without the rows where they are free, the bias's address and the sizes of the batch.
     pub fn pinned(product: &MatrixProduct) -> Self {
         let key = Self::of(product, pinned_rows(product));
         Self {
