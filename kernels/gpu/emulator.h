@@ -6,7 +6,7 @@
 // can continue, so that a missing barrier shows as a wrong result. A barrier that some threads never reach ends the
 // launch, which returns the error. Dynamic shared memory is poisoned with NaN before every block.
 //
-// Not modelled: caches and the memory model, races between two barriers inside one turn, copies that really overlap,
+// Not modelled: caches and the memory model, races between two barriers of one thread, copies that really overlap,
 // the rounding of a device's approximate functions.
 #pragma once
 #include <cmath>
@@ -63,7 +63,7 @@ struct Index {
 };
 
 struct Warp {
-    // Two, used in turn, so that a lane may leave its next value while others still read the last ones.
+    // Two, used alternately, so that a lane may leave its next value while others still read the last ones.
     uint64_t slots[2][WARP];
     unsigned live = 0, arrived = 0;
     // Counts the barriers that the warp has passed.

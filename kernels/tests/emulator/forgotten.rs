@@ -251,7 +251,7 @@ fn a_forgotten_copy_fails_the_body() {
 
 /// A segment of a scan continues from the values that the segment before left.
 #[test]
-fn a_forgotten_turn_fails_the_body() {
+fn a_forgotten_segment_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
     assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
     let carried = "load_carried(carried, sums, carried_place(arguments, item.chain));";

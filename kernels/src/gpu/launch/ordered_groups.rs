@@ -34,7 +34,7 @@ const STAGED_WARPS: usize = 10;
 /// Columns of their blocks: few, or what makes two tiles of 16.
 const STAGED_COLUMNS: [(KernelName, usize); 2] =
     [("ordered_staged_16", 8), ("ordered_staged_32", 20)];
-/// What a row in shared memory has beside its terms.
+/// Bytes behind the terms of a row in shared memory.
 const PAD_BYTES: usize = 16;
 /// Terms and number of the stages of a warp, the best first: whole segments, where there is room.
 const STAGES: [(usize, usize); 3] = [(SEGMENT, 1), (128, 3), (128, 2)];
@@ -63,7 +63,7 @@ struct StagedArguments {
     own_segments: u32,
 }
 
-/// What a block does with the sums of segments.
+/// Where a block leaves the sums of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SegmentSums {
     /// Walks over all segments, and adds them.
@@ -198,8 +198,8 @@ enum Kind {
 
 impl Plan {
     /// Blocks as large as leaves two thirds of the multiprocessors at work, of more than 64 rows those of 64 by 80 down to a third of
-    /// them, and segments apart where columns are too few for that: what was fastest on an H200, of the shapes of Mamba 2.8b. What a
-    /// multiprocessor reads bounds them, so that two blocks of 64 by 48 beside one another, of which more are at work, take longer.
+    /// them, and segments apart where columns are too few for that: the fastest on an H200, of the shapes of Mamba 2.8b. The bytes that
+    /// a multiprocessor reads a cycle bound them: more blocks of 64 by 48, two of which share a multiprocessor, take longer.
     pub(super) fn new(device: &DeviceProperties, sizes: Sizes) -> Self {
         let multiprocessors = device.multiprocessors as usize;
         let fills = |groups: &Groups, thirds| 3 * groups.items(sizes) >= thirds * multiprocessors;
@@ -235,7 +235,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Whether the launch was enqueued: where the copy engine does not find the rows, it was not.
     ///
     /// # Safety
-    /// What `product` names must be as large as it says, its rows aligned to 16 bytes, and those of `out` to pairs.
+    /// The memory of `product` must be as large as its sizes say, its rows aligned to 16 bytes, and those of `out` to pairs.
     pub(super) unsafe fn launch_ordered_groups(
         &self,
         stream: &mut GpuStream<D>,
@@ -346,7 +346,7 @@ mod tests {
         }
     }
 
-    /// What was measured to be fastest, or within a few percent of it, for the products of Mamba 2.8b.
+    /// The kernels that were measured to be fastest, or within a few percent of that, for the products of Mamba 2.8b.
     #[test]
     fn products_of_mamba_take_what_is_fast() {
         let in_proj = |rows| kernel(rows, 10240, 2560);
@@ -402,7 +402,7 @@ mod tests {
                     match plan.0 {
                         Kind::Groups(groups) => {
                             assert!(groups.shared_bytes() <= 227 << 10, "{label}");
-                            // What a block reads of one row more is of no other row.
+                            // A row that a block reads beyond its own is a row of no other block.
                             assert!(
                                 rows <= groups.rows || groups.rows % GROUP_ROWS == 0,
                                 "{label}"

@@ -160,7 +160,7 @@ impl Plan {
         warps.fold(0, |all, warp| all | ((warp / self.walkers) as u64) << (4 * warp))
     }
 
-    /// Blocks of so many rows and columns, which walk over all segments unless most multiprocessors had none.
+    /// Blocks of a number of rows and columns, which walk over all segments unless most multiprocessors had none.
     fn tiles(
         device: &DeviceProperties,
         kernel: KernelName,

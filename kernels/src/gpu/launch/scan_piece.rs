@@ -44,7 +44,7 @@ pub(super) struct Arguments {
     wide: u32,
 }
 
-/// What a kernel of pieces is given, checked, and whether rows allow access of 16 bytes.
+/// The checked arguments of a kernel of pieces, and whether rows allow access of 16 bytes.
 pub(super) struct Piece {
     pub(super) arguments: Arguments,
     aligned: bool,
