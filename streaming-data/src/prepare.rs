@@ -1,9 +1,9 @@
 //! Documents to shards: texts, JSON lines, Parquet and MDS become a data set.
 //!
 //! Inputs are taken in byte order of their paths, and the documents in them in the order in which
-//! they stand there; each is tokenized and ended with eos. The stream of all their tokens is cut
+//! are stored; each is tokenized and ended with eos. The stream of all their tokens is cut
 //! into rows of `seq_len + 1` tokens, each row beginning with the last token of the row before, so
-//! that every token but the very first is predicted exactly once. The remainder that fills no row
+//! that every token except the very first is predicted exactly once. The remainder that fills no row
 //! is dropped and reported. Empty texts and nulls are no documents.
 //!
 //! | input | a document is | its text |
@@ -20,7 +20,7 @@
 //!   (and the index, which states them) differ from one run to the next: `shard-`, 16 digits that no other
 //!   run has, and the number, as in `shard-0123456789abcdef-00000.parquet`.
 //! - The output appears complete or not at all, and no data set is ever overwritten. A folder on this
-//!   machine is put in place in one step. In a store, a claim stands in the place of the index until
+//!   machine is put in place in one step. In a store, a claim takes the place of the index until
 //!   the shards are there, and opening the data set before is an error that says so. Of two processes that
 //!   write to the same place, the one that claimed it last goes on. That holds without exception in stores that
 //!   compare and write in one step: S3, Google's, Azure's and memory. To one that cannot (a web server with
@@ -167,8 +167,8 @@ pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 /// Memory that texts, their tokens and row groups may take, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 
-/// Prepares a data set; `progress` is told where it is after each text and each row group, and often
-/// while a store is waited for, and breaks it off by its answer.
+/// Prepares a data set. `progress` is called with the position after each text and each row group, and
+/// often during waits for a store; its answer can stop the preparation.
 ///
 /// # Errors
 /// - [`PrepareError::Setting`], [`PrepareError::Glob`], [`PrepareError::NoDocuments`],
@@ -400,7 +400,7 @@ fn prepare_in(
 /// The name of the tokenizer's file in a new data set.
 fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
     match output.name_of(TOKENIZER_FILE) {
-        // What tells one run from another is no part of a data set that depends on its inputs alone.
+        // The part of a name that differs from run to run is left out where the data set depends on its inputs alone.
         name if layout == Layout::Updatable && name != TOKENIZER_FILE => {
             format!("tokenizer-{}.json", ContentHash::of(json.as_bytes()).digits())
         }

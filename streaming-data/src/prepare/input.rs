@@ -108,7 +108,7 @@ impl From<PrepareError> for ReadFailure {
 pub(crate) struct Part {
     /// The file that they are in.
     pub path: Arc<Path>,
-    /// What the part holds in memory; its texts have no more bytes.
+    /// Bytes that the part holds in memory; its texts have no more.
     pub bytes: u64,
     /// The documents.
     pub documents: Box<dyn Documents>,

@@ -86,7 +86,7 @@ fn kept(name: &str) -> Option<&'static str> {
     Some(kept)
 }
 
-/// What filters did.
+/// Documents and lines that filters removed, counted by rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FilterReport {
     /// Documents that were rejected, by the first rule that each broke.
@@ -177,8 +177,8 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// What is trained on of a text, which is not empty: all of it, what the filters leave, or nothing. What they
-/// did is added to the report.
+/// The part of a text that is trained on, where the text is not empty: all of it, the text that the filters leave, or
+/// nothing. The rejected documents and dropped lines are added to the report.
 pub(crate) fn judge<'a>(
     sets: &[FilterSet],
     text: &'a str,

@@ -47,7 +47,7 @@ pub struct Changed {
     pub unchanged: u64,
 }
 
-/// Documents of which something else became than before.
+/// Documents with another outcome than before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
     /// Their outcome in the version before.
@@ -72,10 +72,10 @@ pub struct ShardsChanged {
 /// Records that are read between two questions whether to go on.
 const RECORDS_AT_ONCE: u64 = 1 << 12;
 
-/// The difference between the records and shards of a version and those of the version before.
+/// The difference between the records and shards of a version and those of the previous version.
 ///
 /// # Errors
-/// What is wrong with the version before, that of a temporary file, and of `go_on`.
+/// The errors of reading the previous version and a temporary file, and of `go_on`.
 pub(crate) fn difference(
     former: &Version,
     spool: &mut Spool,

@@ -43,8 +43,8 @@ pub(crate) enum Shown {
     Number(u32),
 }
 
-/// How a character is shown. What moves, hides or reorders others is told by a symbol or a number: control
-/// characters, marks of direction, joiners and spaces without width, tags, and what is no character.
+/// How a character is shown. A character that moves, hides or reorders others is shown as a symbol or a number: control
+/// characters, marks of direction, joiners and spaces without width, tags, and numbers that are no characters.
 pub(crate) fn shown(character: char) -> Shown {
     let number = u32::from(character);
     let symbol = |number| char::from_u32(number).map_or(Shown::Number(number), Shown::Symbol);
@@ -75,7 +75,7 @@ pub(crate) fn shown(character: char) -> Shown {
     }
 }
 
-/// A text in one line that a terminal shows as it is: what is not plain is told by its symbol or number.
+/// A text in one line that a terminal shows as it is: characters that are not plain become symbols or numbers.
 pub fn in_a_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,8 +1,8 @@
-//! Reading examples: of a data set that can be kept up to date, which documents are shown is known once records say what
-//! became of all, and most documents that are left out are not read again for anything else.
+//! Reading the texts of examples. In a data set that can be kept up to date, the records tell which documents are the
+//! examples, once all verdicts are known; most documents that are left out are not read again for any other reason.
 //!
-//! What the report of the version before shows need not be read, so that an update reads no input for its report but where
-//! another document comes to be one of the first.
+//! Texts that the previous version's report shows need not be read, so an update reads an input for its report only where
+//! another document has become one of the first.
 
 use std::collections::BTreeMap;
 

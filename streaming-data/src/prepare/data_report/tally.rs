@@ -1,7 +1,7 @@
 //! Outcomes of documents, counted while they are read.
 //!
-//! Counts of passes and of processes are added to each other in any order, those of one input's parts in theirs, and come to
-//! the same: of examples the first ones stay, in the order of inputs.
+//! Counts of passes and of processes are added in any order, counts of an input's parts in the order of the parts, with
+//! the same result: the examples are the first documents in the order of inputs.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -151,7 +151,7 @@ impl Tally {
         }
     }
 
-    /// Counts a document of which there is a record, whose text is shown later.
+    /// Counts a document by its record; its text is shown later.
     pub(crate) fn count_record(&mut self, input: usize, document: &Document) {
         let Document { place, source, judged, fate, bytes } = document;
         let tokens = match fate {

@@ -1,13 +1,13 @@
 //! Which files and folders hold documents, and in which order.
 //!
 //! Order and choice depend on the inputs and the content of the file system alone, never on the
-//! order in which the system lists a folder: they stand in byte order of their paths (as given,
+//! order in which the system lists a folder: inputs are in byte order of their paths (as given,
 //! joined with the path below the input).
 //!
-//! What is found is told by names, but for one thing: an `index.json` that matches the glob and is
+//! The kind of an input follows from its name, with one exception: an `index.json` that matches the glob and is
 //! the index of an MDS data set makes its folder one input, and neither its files nor its
-//! subfolders are searched any further, since that index may list shards in them. Another
-//! `index.json` in a folder is never an input itself.
+//! subfolders are searched any further, since that index may list shards in them. Any other
+//! `index.json` in a folder is never an input.
 //!
 //! A file is an input once, however many paths lead to it (inputs given twice or inside one
 //! another, symbolic links): the smallest of the paths counts. A folder is walked once per input:

@@ -98,7 +98,7 @@ impl Read for Stream {
 }
 
 /// Brotli as its standard has it: with windows up to 16 MiB. A first byte that the standard does not
-/// know stands for windows up to 1 GiB, which the decoder would take.
+/// know asks for windows up to 1 GiB, which the decoder would accept.
 struct NarrowBrotli<R> {
     bytes: R,
     is_begun: bool,

@@ -22,7 +22,7 @@ use crate::{
     prepare::{PrepareError, TOKENIZER_FILE},
 };
 
-/// In the names of hidden folders, between the output's and what tells them from each other.
+/// The middle of the names of hidden folders: after the output's name, before the part that differs between folders.
 const PREPARING: &str = ".preparing-";
 
 /// Whether this is the name of a data set in the making, or of what was left of one.
@@ -229,7 +229,7 @@ impl Output for OutputFolder {
 
 impl Drop for OutputFolder {
     fn drop(&mut self) {
-        // It stands in one of the parents.
+        // It is in one of the parents.
         drop(self.aside.take());
         for parent in self.made_parents.iter().rev() {
             // Refused, and rightly, when something else was put there.

@@ -16,7 +16,7 @@
 //! An index may still arrive though its put failed without an answer. So the shards that it names are removed
 //! only after another claim was put over the one that it needs.
 //!
-//! Shards are written to unnamed files in the folder for temporary files, of which a kill leaves nothing, and
+//! Shards are written to unnamed files in the folder for temporary files, which leave nothing behind after a kill, and
 //! are uploaded while the next are being written.
 
 use std::{

@@ -1,5 +1,5 @@
-//! Row groups that threads encode ahead, given back in the order in which they come in the data set, with what stands between
-//! them and needs no thread.
+//! Row groups that threads encode ahead, returned in the order of the data set, together with the items between them
+//! that need no thread.
 
 use std::sync::mpsc::Receiver;
 
@@ -25,7 +25,7 @@ pub(crate) struct Ahead<'a, K> {
 }
 
 impl<'a, K> Ahead<'a, K> {
-    /// For threads that do these jobs, of which there are no others, and send what came of them.
+    /// For threads that do these jobs, which are the only ones in the queue, and send the results.
     pub(crate) fn new(jobs: &'a JobQueue, encoded: Receiver<Numbered<Done>>) -> Ahead<'a, K> {
         Ahead { jobs, encoded, items: InOrder::new() }
     }

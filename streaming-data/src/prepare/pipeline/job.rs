@@ -1,7 +1,7 @@
 //! One job of a thread: read and tokenize a text, cut a part off an input, tokenize a part, or
 //! encode a row group.
 //!
-//! A job depends on nothing but its content, so that any thread may do it at any time, and ends
+//! A job depends only on its content, so that any thread may do it at any time, and ends
 //! with a result in any case: a panic of a tokenizer is caught and becomes an error, since the thread that
 //! puts the results in order waits for every one of them.
 

@@ -1,7 +1,7 @@
 //! Duplicates across processes: every document's entries go to the processes of their buckets, which find out which documents are
 //! not the first of one, and tell the processes that have read these.
 //!
-//! A document's *rank* stands for it: the number of its input, and its own number in that. Ranks are ordered as documents
+//! A document's *rank* identifies it: the number of its input, and its own number in that. Ranks are ordered as documents
 //! are, in whichever processes they are read, so that the first of a bucket is the same for any number of processes.
 //!
 //! Each process has three threads at this: one reads and sends entries, waiting where the others are slower; one takes what
@@ -250,7 +250,7 @@ fn compare_what(
 struct Judging {
     /// Documents before each of its inputs, once that began.
     before: Vec<u64>,
-    /// Documents of all its inputs of which entries may have been sent.
+    /// Documents of all its inputs whose entries may have been sent.
     documents: u64,
     found: Found,
 }

@@ -41,7 +41,7 @@ impl Packet {
         self.bytes.len()
     }
 
-    /// What was written; what follows is another message.
+    /// Takes the bytes of the message; the next one begins.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }

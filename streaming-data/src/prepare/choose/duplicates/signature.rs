@@ -8,7 +8,7 @@ use super::{
     sketch::{BANDS, bands, minima},
 };
 
-/// Name and version of how signatures are made: it stands in the index of what was compared by them.
+/// Name and version of the way signatures are made; the index of a data set that was compared by them states it.
 pub(crate) const SIGNATURES: &str = "shingles-1";
 
 /// The buckets of a document.
@@ -88,7 +88,7 @@ mod tests {
         assert_ne!(exact("The mill.", Dedup::Exact), exact("the  mill", Dedup::Exact));
     }
 
-    /// Signatures are compared with those of other versions of this program: others need another name
+    /// Signatures are compared with signatures of other versions of this program: different ones need a new name
     /// ([`SIGNATURES`]).
     #[test]
     fn signatures_are_pinned() {

@@ -1,4 +1,4 @@
-//! What the first pass finds out, and the second goes by.
+//! The verdicts of the first pass, by which the second one keeps documents or leaves them out.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -13,7 +13,7 @@ use crate::prepare::{
     upkeep::Fate,
 };
 
-/// What the first pass saw of a file or part: the second must see the same.
+/// The documents of a file or part in the first pass; the second pass must read the same ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// Documents of all batches before it.
@@ -82,7 +82,7 @@ impl Found {
     }
 }
 
-/// What the first pass saw, in order.
+/// The batches and documents of the first pass, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
     seen: Vec<Seen>,
@@ -225,7 +225,7 @@ impl Verdicts {
         self.seen.len() as u64
     }
 
-    /// What was left out.
+    /// How many documents were left out as duplicates.
     pub(crate) fn report(&self) -> DedupReport {
         self.report
     }

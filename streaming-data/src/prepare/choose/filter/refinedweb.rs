@@ -126,7 +126,7 @@ impl RefinedWeb {
     }
 }
 
-/// How many words a line has, counted no further than this.
+/// Words of a line, counted up to `most`.
 fn words_up_to(line: &str, most: u64) -> u64 {
     split_at_space(line).take(usize::try_from(most).unwrap_or(usize::MAX)).count() as u64
 }

@@ -134,7 +134,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// The tables as they stand in the file.
+    /// The tables in the order of the file.
     fn in_order(self) -> Vec<FilterSet> {
         fn set<T>(
             table: Option<Spanned<T>>,
@@ -208,7 +208,7 @@ mod tests {
         appended.map(|()| settings).map_err(|error| error.to_string())
     }
 
-    /// The names of the sets, as they stand in an index.
+    /// The names of the sets, as an index has them.
     fn tables(settings: &FilterSettings) -> Vec<String> {
         let table = |set: &FilterSet| {
             let set = serde_json::to_value(set).unwrap();

@@ -12,7 +12,7 @@ struct Expected {
     text: String,
     /// For each set, `kept`, or the first rule that is broken.
     verdicts: BTreeMap<String, String>,
-    /// What is left of the text by the sets that changed it.
+    /// The remaining text, by the name of the set, for each set that changed the text.
     texts: BTreeMap<String, String>,
     /// All broken rules of the sets that only reject documents, each rule checked alone.
     broken: BTreeSet<String>,

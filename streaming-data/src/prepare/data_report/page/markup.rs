@@ -49,7 +49,7 @@ pub(super) fn number(number: u64) -> String {
     grouped
 }
 
-/// A number of things, of which one is called `thing`.
+/// A number of things, in words where one is called `thing`.
 pub(super) fn count(count: u64, thing: &str) -> String {
     format!("{} {thing}{}", number(count), if count == 1 { "" } else { "s" })
 }

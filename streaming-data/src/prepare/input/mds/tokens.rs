@@ -1,4 +1,4 @@
-//! Arrays of numbers, as MDS stores those of NumPy, to tokens.
+//! Arrays of numbers to tokens, in the form in which MDS stores NumPy arrays.
 //!
 //! `ndarray` has its type and shape in every sample, `ndarray:int32` its shape, `ndarray:int32:2049`
 //! neither. Samples of old data sets are `bytes`: 64-bit integers and nothing else.

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::prepare::{Dedup, DedupSettings, Parted, Reporting, together::forward::Share};
 
-    /// Peers of which one takes what is sent, and another gives it back.
+    /// Peers that put sent messages into one queue, and receive from it.
     #[derive(Default)]
     struct Mail(Mutex<VecDeque<Vec<u8>>>);
 

@@ -228,7 +228,7 @@ mod tests {
         together::forward::Share,
     };
 
-    /// Peers of which one sends the same message again and again, and so often.
+    /// Peers from which the same message comes again and again, `left` times.
     struct Flood {
         message: Vec<u8>,
         left: AtomicUsize,
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// What a process with two inputs, of which it has found out about ten documents, does about such messages.
+    /// Receives such messages in a process with two inputs, which may have sent the entries of ten documents.
     fn receive_flood(
         flood: &Flood,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
