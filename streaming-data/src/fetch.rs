@@ -9,7 +9,7 @@
 //! from the cache. Where few samples are needed, only the footer and the row groups of those
 //! samples are read, by ranges, and nothing is kept:
 //! - for a [`Decoder::of_positions`](crate::reader::Decoder::of_positions) of at most 65,536 samples,
-//!   from each shard of which fewer than a quarter of the samples are needed;
+//!   from each shard where fewer than a quarter of the samples are needed;
 //! - for a full shuffle of a data set that is larger than the limit of the cache;
 //! - for [`DataSet::sample`](crate::DataSet::sample).
 //!

@@ -1,7 +1,7 @@
 //! Parquet shards to a deterministic, elastic stream of samples, and documents to shards.
 //!
 //! Training that gives the same weights for any number of workers needs its samples in one
-//! canonical order that depends on nothing but the data and a seed; and resuming after a kill
+//! canonical order that depends only on the data and a seed; and resuming after a kill
 //! needs that order at any place, at once. This crate is that order, the data set under it, and a
 //! reader that decodes ahead of its consumer. It knows nothing of dataflows or devices and can be
 //! used alone.

@@ -102,17 +102,17 @@ impl std::ops::Deref for FormerVersion {
     }
 }
 
-/// What to update, and how.
+/// The data set to update, and how.
 #[derive(Debug, Clone)]
 pub struct UpdateSettings {
     /// The folder or URL of a data set that was prepared with
-    /// [`Layout::Updatable`](super::Layout::Updatable). Its settings stand in it.
+    /// [`Layout::Updatable`](super::Layout::Updatable). Its state has the other settings.
     pub output: PathBuf,
     /// How the store of a URL is used.
     pub store: StoreSettings,
     /// Threads that read, tokenize and encode; they change no byte.
     pub workers: NonZeroUsize,
-    /// What records of documents may take in memory while they are compared; it changes no byte.
+    /// Memory for records of documents while they are compared, in bytes; it changes no byte of the data set.
     pub dedup_memory_bytes: u64,
     /// Which inputs are read.
     pub verify: Verify,
@@ -146,12 +146,12 @@ pub struct Changes {
     pub texts_read: u64,
     /// Documents that were tokenized.
     pub texts_tokenized: u64,
-    /// Documents that filters reject, by the first rule that each broke; those of inputs that were not read
-    /// are among them.
+    /// Documents that filters reject, by the first rule that each broke, including documents of inputs that were not
+    /// read.
     pub rejected: BTreeMap<String, u64>,
     /// Shards of the version before that stay.
     pub shards_kept: u64,
-    /// Other shards of the version before of which tokens were taken.
+    /// Other shards of the previous version that tokens were taken from.
     pub shards_read: u64,
 }
 
@@ -166,11 +166,11 @@ pub struct UpdateReport {
 }
 
 impl<'a> Upkeep<'a> {
-    /// What is kept of a preparation with these settings.
+    /// Upkeep of a data set that is prepared with these settings, or of `former` with the settings in its state.
     ///
     /// # Errors
-    /// [`PrepareError::PathNotUtf8`], [`PrepareError::OtherTokenizer`], and what is wrong with the version
-    /// before.
+    /// [`PrepareError::PathNotUtf8`], [`PrepareError::OtherTokenizer`], and the errors of reading the previous
+    /// version.
     pub(crate) fn of(
         settings: &PrepareSettings,
         tokenizer: &dyn Tokenize,
@@ -203,8 +203,8 @@ impl<'a> Upkeep<'a> {
     }
 }
 
-/// Makes a new version of a data set out of its inputs as they are now; `progress` is told where it is and
-/// breaks it off by its answer. The tokenizer is the one that the data set was prepared with.
+/// Makes a new version of a data set from its inputs as they are now. `progress` is called with the position, and
+/// its answer can stop the update. The tokenizer is the one that the data set was prepared with.
 ///
 /// # Errors
 /// - [`PrepareError::NotUpdatable`], [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`],

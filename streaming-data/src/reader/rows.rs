@@ -183,7 +183,7 @@ impl TableRows {
             path: self.table.path().to_owned(),
             source: source.into(),
         };
-        // One slice after the other, of which no more is kept than the batch takes.
+        // One slice after the other; each keeps only the rows that the batch takes.
         let (mut parts, mut places) = (Vec::new(), vec![(0, 0); ids.len()]);
         for (place, rows) in wanted {
             let footer = self.table.all().footer(place.0, &self.fetcher)?;

@@ -70,7 +70,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The beginning of an object of which all is read, if it is no larger than its kind may be.
+    /// The beginning of an object that is to be read whole, if it is no larger than its kind may be.
     pub(super) fn of_whole(kind: Kind) -> Place {
         Place { kind: Some(kind), ..Place::default() }
     }
@@ -294,7 +294,7 @@ impl Sink {
     }
 }
 
-/// Pieces from a task to a thread, of which a few may wait.
+/// A channel for pieces from a task to a thread, with room for a few that wait.
 pub(super) fn pieces() -> (PieceSender, Pieces) {
     let (sender, receiver) = mpsc::channel();
     let room = Arc::new(Semaphore::new(WAITING_PIECES));

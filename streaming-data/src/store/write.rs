@@ -17,7 +17,7 @@ use crate::error::DataError;
 /// Parts in which a large object is written; all stores take parts of this size.
 const PART_BYTES: u64 = 8 << 20;
 
-/// Most parts of an object: stores take 10,000, of which S3 wants equal sizes.
+/// Most parts of an object: stores take 10,000, and S3 wants them of equal size.
 const MOST_PARTS: u64 = 9_999;
 
 /// Parts that are uploaded at the same time.

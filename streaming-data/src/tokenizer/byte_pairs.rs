@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 /// Tokens before any merge: one for each byte.
 pub const BYTES: usize = 256;
 
-/// The character that stands for a byte where tokens are written as text: GPT-2's, which has one that can be seen for each.
+/// The character for a byte where tokens are written as text, as GPT-2 chooses it: a visible one for each byte.
 pub fn byte_char(byte: u8) -> char {
     let is_seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_seen(byte) {
@@ -32,7 +32,7 @@ pub struct BytePairs {
 
 impl BytePairs {
     /// Trains on words and how often each occurs, until there are `size` tokens or no pair occurs `least_count` times (at least once). After
-    /// each merge `progress` is told how many tokens there are, and breaks it off by its answer: then there is no vocabulary.
+    /// each merge `progress` is called with the number of tokens, and its answer can stop the training: then there is no vocabulary.
     ///
     /// # Panics
     /// With more different tokens, or more words, than a 32-bit number counts.

@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// What comes next.
+/// A step of assembling a version.
 pub(crate) enum Step<'a> {
     /// Rows to encode.
     Rows(RowGroup),
@@ -61,7 +61,7 @@ pub(crate) struct Assembler<'a> {
     out: VecDeque<Step<'a>>,
     is_over: bool,
     pub totals: Totals,
-    /// What became of all documents, where a report is asked for, and how many inputs began.
+    /// Counts of all documents by outcome, where a report is asked for; `inputs` counts the inputs that began.
     pub tally: Option<Tally>,
     inputs: usize,
 }
@@ -106,10 +106,10 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// What comes next; `fetch` gives tokens of documents that have none yet.
+    /// The next step; `fetch` gives tokens of documents that have none yet.
     ///
     /// # Errors
-    /// What is wrong with the version before, and the errors of a temporary file and of `fetch`.
+    /// The errors of reading the previous version, of a temporary file and of `fetch`.
     pub(crate) fn next(&mut self, fetch: &mut Fetch<'_>) -> Result<Step<'a>, PrepareError> {
         loop {
             if let Some(step) = self.out.pop_front() {
@@ -283,7 +283,7 @@ impl<'a> Assembler<'a> {
     }
 }
 
-/// What becomes of a document, by its number; a kept one has no tokens yet.
+/// The fate of the document with this number; of a kept document the tokens are not counted yet.
 pub(crate) fn fate(verdicts: Option<&Verdicts>, number: u64, document: &Document) -> Fate {
     match (&document.judged, verdicts) {
         (Judged::Excluded | Judged::Rejected(_), _) => Fate::Open,

@@ -299,7 +299,7 @@ fn assemble(
         let built = assembly.run(assembler);
         // Where all is built, that thread is at its end.
         is_stopped.store(built.is_err(), Ordering::Relaxed);
-        // A panic of that thread is one of this program: those of tokenizers are caught.
+        // A panic of that thread is a bug of this program: panics of tokenizers are caught.
         let fetched = fetch.join().expect("what reads texts does not panic");
         match (built, fetched) {
             // It waited in vain for texts.
@@ -449,7 +449,7 @@ impl<'a> Assembly<'a> {
 }
 
 impl Outcome {
-    /// What was done in all, where texts were read for records first and for tokens then.
+    /// The outcome of both passes, where texts were read first for records and then for tokens.
     fn in_all(
         self,
         recorded: Outcome,

@@ -41,7 +41,7 @@ pub(crate) fn sealed(content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a file of the state holds; `path` is what errors name.
+/// The content of a file of the state, without its header; errors name the file as `path`.
 ///
 /// # Errors
 /// [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`].

@@ -80,8 +80,8 @@ pub fn prune_in_store(
     Ok(report)
 }
 
-/// The versions, of which there is one at least. What they say of files is what decides which are removed: an index of which a
-/// byte is another would cost a version its files.
+/// The versions, at least one. They decide which files are removed: an index with one wrong byte would cost a version its
+/// files.
 fn versions(files: &Files<'_>) -> Result<Vec<Version>, PrepareError> {
     let versions = files.versions()?;
     let Some(newest) = versions.first() else {

@@ -1,8 +1,8 @@
-//! What is known of inputs and their documents once their texts are gone, and its bytes.
+//! Records of inputs and their documents, which are kept when the texts are gone, and their bytes.
 //!
-//! Records come in the order of the stream: an input begins, its documents follow, it ends. What shifts
-//! when something is inserted stands in none of them: a document's place is told by its distance from
-//! the one before, so that one line more changes one record and the end of its input.
+//! Records come in the order of the stream: an input begins, its documents follow, it ends. No record has a number
+//! that shifts when something is inserted: the place of a document is written as its distance from the document
+//! before, so that one line more changes one record and the end of its input.
 
 use std::{
     io::{self, ErrorKind, Read},
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::prepare::choose::duplicates::{BANDS, Signature};
 
-/// One thing in the order of the stream.
+/// A record of the stream: the beginning of an input, a document, or the end of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Record {
     /// An input begins: the bytes of its path.
@@ -59,12 +59,12 @@ pub(crate) enum Fate {
     Open,
 }
 
-/// What an input was, all in all.
+/// Totals of an input: its size, and its documents by digest and counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InputEnd {
-    /// Its size.
+    /// Size of the input.
     pub bytes: u64,
-    /// [`SourceDigest`] of its documents.
+    /// [`SourceDigest`] of the input's documents.
     pub digest: u128,
     pub documents: u64,
     pub empty: u64,
@@ -263,7 +263,7 @@ pub(crate) struct RecordReader {
 }
 
 impl RecordReader {
-    /// What follows is of the next part.
+    /// Starts the next part: the records read from here on belong to it.
     pub(crate) fn next_part(&mut self) {
         self.context.next_part();
     }

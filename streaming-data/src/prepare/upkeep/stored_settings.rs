@@ -1,4 +1,4 @@
-//! The settings of a data set's preparation, as they stand in its state.
+//! The settings of a data set's preparation, as its state has them.
 
 use std::{
     env,

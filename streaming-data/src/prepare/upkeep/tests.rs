@@ -1,4 +1,4 @@
-//! What is left of an update that is killed or fails, at each change that it makes.
+//! The files after an update that is killed or fails, at each change that it makes.
 
 use std::{
     cell::RefCell,
