@@ -285,7 +285,7 @@ impl BatchPlan {
         neighbours.map(samples).collect()
     }
 
-    /// Where `samples` of step `step` (from 0) stand in the endless canonical order.
+    /// The positions of `samples` of step `step` (from 0) in the endless canonical order.
     pub fn positions(&self, step: u64, samples: &Range<usize>) -> Range<u64> {
         let start = step.saturating_mul(self.samples_per_step as u64);
         let at = |sample: usize| start.saturating_add(sample as u64);

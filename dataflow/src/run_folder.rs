@@ -122,8 +122,8 @@ impl RunFolder {
         self.hold.check()
     }
 
-    /// The mark by which other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None of one
-    /// in a store, of which each process has a folder of its own.
+    /// The mark by which other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None for a
+    /// run in a store, where each process has a folder of its own.
     pub fn token(&self) -> Option<&str> {
         self.remote.is_none().then(|| self.hold.token())
     }
@@ -347,7 +347,7 @@ mod tests {
         DataSettings { cache, ..DataSettings::default() }
     }
 
-    /// A checkpoint of nothing but these files, in this machine's folder of a run.
+    /// A checkpoint of these files alone, in this machine's folder of a run.
     fn checkpoint_in(run: &RunFolder, step: u64) -> PathBuf {
         let path = checkpoint::checkpoint_path(run.path(), step);
         std::fs::create_dir_all(&path).unwrap();

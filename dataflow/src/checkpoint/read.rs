@@ -96,7 +96,7 @@ mod tests {
         written(run, step, chunk, FILE_BYTES).commit().unwrap()
     }
 
-    /// As [`write`], but for the last act, and in files of `file_bytes` bytes.
+    /// As [`write`], except for the commit, and in files of `file_bytes` bytes.
     fn written(run: &Path, step: u64, chunk: usize, file_bytes: u64) -> CheckpointWriter {
         let layout = layout();
         let files = files_of(&layout, file_bytes);

@@ -201,7 +201,7 @@ impl RemoteCheckpoints {
         Ok(())
     }
 
-    /// The names of the checkpoints of which there is anything.
+    /// The names of all checkpoints with at least one object, complete or not.
     ///
     /// # Errors
     /// As [`steps`](Self::steps).

@@ -201,7 +201,7 @@ impl StateFiles {
         Ok(jobs.into_iter().map(Job::Through).collect())
     }
 
-    /// The tensors of a part by the names that files have for them, of which the elements in the ranges `wanted` of its arena are read.
+    /// The tensors of a part by their names in files; the elements in the ranges `wanted` of the part's arena are read.
     fn places<'a>(
         &self,
         part: StatePart,

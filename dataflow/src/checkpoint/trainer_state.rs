@@ -1,6 +1,6 @@
 //! `trainer.json`: where a run stood, and everything that may not change when it goes on.
 //!
-//! The bytes depend on nothing but the state: keys are sorted, there is no time, host or world size.
+//! The bytes depend only on the state: keys are sorted, there is no time, host or world size.
 //! The file carries the checksums of its neighbours, and one of itself.
 
 use std::collections::BTreeMap;

@@ -29,7 +29,7 @@ use crate::job::{ResolvedRun, TrainEvent};
 use crate::metrics::STEP_NUMBERS;
 use crate::operators::{Scores, TaskScores};
 
-/// What the encoder writes.
+/// The content type of the encoder's output.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a reader may take to ask.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -121,7 +121,7 @@ impl Encode for TextTokenizer {
     }
 }
 
-/// Any JSON that a deserializer takes whole, of which nothing is kept: in memory it would be many times as large.
+/// Any JSON, which a deserializer reads whole and drops: in memory it would be many times as large.
 struct AnyJson;
 
 impl<'de> Deserialize<'de> for AnyJson {

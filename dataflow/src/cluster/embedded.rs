@@ -62,8 +62,8 @@ impl Workers {
     }
 }
 
-/// A run on workers of a [`timely::execute()`] of one's own, each of which calls [`work`](Self::work). It makes of a worker what parts
-/// of this crate ask for, a [`WorkerContext`], and sees that an error or a panic of one ends the run on all of them.
+/// A run on the workers of a [`timely::execute()`] of one's own; each worker calls [`work`](Self::work). It makes a worker into the
+/// [`WorkerContext`] that parts of this crate ask for, and an error or a panic of one worker ends the run on all of them.
 ///
 /// Failures of other processes are timely's to notice: a [`Cluster`](super::Cluster) notices them itself.
 ///
@@ -99,7 +99,7 @@ impl EmbeddedRun {
         Self::of_processes(0, 1)
     }
 
-    /// One of several processes, of which this has index `process`; each has as many workers.
+    /// One of several processes, with index `process`; each has as many workers.
     pub fn of_processes(process: usize, processes: usize) -> Self {
         Self(Workers::new(Abort::new(), process, processes))
     }
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs on three workers, of which the second panics or fails after it has begun; the others wait for it without end.
+    /// Runs on three workers. The second panics or fails after it has begun; the others wait for it without end.
     fn broken(breaks: impl Fn() -> Result<(), Failure> + Send + Sync + 'static) -> String {
         let run = EmbeddedRun::new();
         let of_workers = run.clone();

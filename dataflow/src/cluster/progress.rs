@@ -281,7 +281,7 @@ pub(super) struct Standing {
 }
 
 impl Default for Standing {
-    /// That of a process of which nothing is known yet.
+    /// The standing of a process that has not reported yet.
     fn default() -> Self {
         Self { worker: None, phase: Phase::Starting, step: 0, moved: 0 }
     }

@@ -174,7 +174,7 @@ mod tests {
         (key, frames.to_vec())
     }
 
-    /// How many payloads open, each of which must be the one that was sealed.
+    /// How many payloads open; each must be the one that was sealed.
     fn opened(key: &DataKey, sizes: [usize; 6], stream: &[u8]) -> (usize, io::ErrorKind) {
         let (mut opener, mut reader) = (Opener::new(key), stream);
         for (count, size) in sizes.into_iter().enumerate() {

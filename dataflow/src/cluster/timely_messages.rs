@@ -27,7 +27,7 @@ pub(super) struct Messages {
 /// Where the stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// In a header, of which zeros were made up for the bytes before.
+    /// In a header; after the stream was cut off, `zeros` bytes of it were added as zeros.
     Header {
         zeros: usize,
     },

@@ -1,9 +1,9 @@
-//! What the threads of a process did and when, in a file that Perfetto and `chrome://tracing` open.
+//! A trace of the threads of a process over time, in a file that Perfetto and `chrome://tracing` open.
 //!
 //! Each worker has a track of its operators, as timely schedules them, and each thread of a run one of the [phases](super::progress::Phase)
-//! that it goes through: what a device thread computes, what an optimizer thread sums, waits for and updates, what is written of a
-//! checkpoint. Each device stream has a track too: the work on it, by the device's own times ([`QueueTrack`]). All stand on one clock, the
-//! machine's, so that files of several processes can be laid over each other.
+//! that it goes through: computing on a device thread, summing, waiting and updating on an optimizer thread, and writing a
+//! checkpoint. Each device stream has a track too: the work on it, by the device's own times ([`QueueTrack`]). All tracks use one
+//! clock, the machine's, so that files of several processes can be laid over each other.
 //!
 //! The format is the JSON array of the Trace Event Format (Google, "Trace Event Format", 2016), of complete events (`"ph": "X"`) with
 //! microseconds. Spans are written as they end, whole lines at a time: of a process that is killed the file lacks its last spans and the

@@ -122,7 +122,7 @@ impl Journal {
         self.metrics.last()
     }
 
-    /// Steps of which there was a line already, and that are done again.
+    /// Steps that had a line already and are done again.
     pub fn steps_again(&self) -> u64 {
         self.metrics.dropped()
     }
@@ -176,7 +176,7 @@ impl Journal {
         self.write_complete();
     }
 
-    /// Writes down the steps of which all is known.
+    /// Writes down the steps whose numbers are complete.
     fn write_complete(&mut self) {
         while !self.communication.is_empty()
             && let Some(metrics) = self.steps.pop_front()

@@ -1,8 +1,8 @@
 //! The legs of a run's stream: which version of the data is read from which position on.
 //!
-//! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to that
-//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part that is read of one
-//! version, from the beginning of the epoch that is due. A decision stands in every checkpoint behind it
+//! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to the newest
+//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part of the stream that is
+//! read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
 //! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
@@ -325,7 +325,7 @@ impl Legs {
         }
     }
 
-    /// The decoder of a leg, of which this process has one at a time.
+    /// The decoder of a leg; this process has one decoder at a time.
     ///
     /// # Errors
     /// One that does not start.
@@ -351,7 +351,7 @@ impl Legs {
 }
 
 impl State {
-    /// The leg of a position of which it is decided.
+    /// The leg of a position for which it is decided.
     fn leg_of(&self, position: u64) -> Arc<Leg> {
         let behind = self.legs.partition_point(|leg| leg.start <= position);
         Arc::clone(&self.legs[behind.max(1) - 1])

@@ -18,7 +18,7 @@ use crate::cluster::Failure;
 use crate::error::Result;
 use crate::operators::{SampleSource, Scores, Wake};
 
-/// Tokens of which the last ones are asked for: how likely they are behind the others.
+/// Tokens, with a question about the last of them: how likely are they after the others?
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// All of them; at most one more than a sample has positions.
@@ -27,15 +27,15 @@ pub struct Request {
     pub first: usize,
 }
 
-/// What is asked at each evaluation. All processes of a run ask the same.
+/// The questions of each evaluation. All processes of a run ask the same.
 pub trait Questions: Send + Sync + fmt::Debug {
     /// The requests.
     fn requests(&self) -> &[Request];
 
-    /// What tells these requests from others.
+    /// Identity of these requests: other requests have another.
     fn fingerprint(&self) -> String;
 
-    /// What follows from the answer to each request.
+    /// The scores that follow from the answers, which are in the order of the requests.
     ///
     /// # Errors
     /// Answers that no metric can be formed of.
@@ -50,7 +50,7 @@ pub(super) struct EvaluationSource {
     questions: Option<Arc<dyn Questions>>,
     /// t, of each sample.
     positions: usize,
-    /// What was asked for and not given yet.
+    /// The ranges of positions that were asked for and not given yet.
     asked: VecDeque<Range<u64>>,
 }
 

@@ -35,7 +35,7 @@ pub struct ResolvedRun {
     pub device: DeviceChoice,
     /// The data that is trained on: at first, if the run follows the newest version.
     pub data: Mixture,
-    /// Where the run's latest checkpoint stands in data that is kept up to date.
+    /// The position of the run's latest checkpoint in data that is kept up to date.
     pub(super) saved_cursor: Option<Cursor>,
     /// The data set of evaluations, and how many of its samples are read.
     pub evaluation: Option<(Mixture, u64)>,
@@ -175,7 +175,7 @@ impl ResolvedRun {
         state
     }
 
-    /// Where the run stands in its data, as far as that was looked at.
+    /// The position of the run in its data, as far as it is known.
     pub(super) fn cursor(&self) -> Cursor {
         let begins = || Cursor::start(self.data.identity());
         self.saved_cursor.clone().unwrap_or_else(begins)
@@ -438,7 +438,7 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-/// Tokens that a parameter is trained on where nothing but compute is short (Hoffmann et al., 2022).
+/// Tokens for each parameter of a model where only compute is short (Hoffmann et al., 2022).
 const CHINCHILLA_TOKENS: f64 = 20.0;
 
 /// The steps of a run by samples of an epoch, each of so many predicted tokens, and by the model's parameters.

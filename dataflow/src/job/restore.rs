@@ -1,9 +1,9 @@
 //! From the state that process 0 has to the state that every worker needs.
 //!
 //! The state crosses to each process once, and lies there once: the workers of a process share one arena of parameters, and
-//! one of each state of the optimizer, of which only their own parts are ever touched. A process that sees the checkpoint itself reads it there,
-//! and nothing crosses to it; that the folder is the same, and not one that looks like it, is known by the token of the
-//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, states only of their own parts.
+//! one arena of each state of the optimizer, where each worker touches only its own parts. A process that sees the checkpoint itself
+//! reads it there, and nothing crosses to it; the token of the run that holds the folder shows that it is the same folder, not one that
+//! looks like it. Other processes get chunks from worker 0, a few megabytes in flight, states only of their own parts.
 //! Process 0 verifies every file while it reads.
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ pub enum GraphError {
     /// Something that a worker needs which trains was not given to it.
     #[error("expected {what} on every worker that trains, found none")]
     NotGiven {
-        /// What is missing.
+        /// The missing thing, in words.
         what: &'static str,
     },
     /// A grain of training came to a worker that does not train.

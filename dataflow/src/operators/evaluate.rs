@@ -36,12 +36,12 @@ pub struct EvaluationReport {
     /// The answers to the requests, in their order.
     #[serde(skip)]
     pub answers: Vec<Answer>,
-    /// What follows from them.
+    /// The scores that follow from the answers.
     #[serde(flatten)]
     pub scores: Scores,
 }
 
-/// What follows from the answers to requests.
+/// Scores that follow from the answers to requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
     /// Metrics of tasks by their names.
@@ -80,7 +80,7 @@ impl<S: Sample> Evaluation<S> {
     }
 }
 
-/// This worker's grains of each evaluation that is due, all of which will come: only
+/// This worker's grains of each evaluation that is due; all of them will come: only
 /// [`EvaluationSamples`] makes them.
 pub struct EvaluationGrains<'scope, S = Tokens> {
     pub(super) plan: EvaluationPlan,
@@ -272,8 +272,8 @@ pub trait Evaluate<'scope> {
     ///
     /// # Contract
     /// - Input: the losses of all grains, exchanged to that worker.
-    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the requests'
-    ///   stand for themselves, in order.
+    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the
+    ///   grains of requests are kept apart, and each gives an answer, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
     ///
     /// # Example

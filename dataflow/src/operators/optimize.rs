@@ -95,7 +95,7 @@ pub struct OptimizeInputs<'scope> {
 
 /// The output streams of [`Optimize`].
 pub struct OptimizeStreams<'scope> {
-    /// The buckets of which this worker has updated its part: for `gather` and `snapshot`.
+    /// The buckets whose part this worker has updated: for `gather` and `snapshot`.
     pub updated: StreamVec<'scope, u64, Ticket>,
     /// One report a step on every worker that [trains](TrainingPlan::trainers), all the same.
     pub reports: StreamVec<'scope, u64, StepReport>,

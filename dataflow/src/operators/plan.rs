@@ -81,8 +81,8 @@ pub enum CheckpointCuts {
     Every(NonZeroU64),
 }
 
-/// The samples of an evaluation: the first of another data set, in its canonical order, cut into grains as a step is; and behind them
-/// requests, each a sample and a grain of its own, of which the sum of the losses is told.
+/// The samples of an evaluation: the first of another data set, in its canonical order, cut into grains as a step is; and after them
+/// requests, each a sample and a grain of its own, whose sum of losses is reported by itself.
 ///
 /// A graph is given it together with where the samples come from, as an [`Evaluation`](super::evaluate::Evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

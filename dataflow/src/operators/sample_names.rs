@@ -1,6 +1,6 @@
 //! Where samples come from, in words: the names of positions in errors.
 //!
-//! Operators know a sample by its position in the canonical order; which row of which file that is only its source knows.
+//! Operators know a sample by its position in the canonical order; only its source knows the row and the file.
 
 use std::fmt;
 use std::ops::Range;

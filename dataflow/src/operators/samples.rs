@@ -55,7 +55,7 @@ pub trait SampleSource: 'static {
     fn set_wake(&mut self, wake: Wake);
 }
 
-/// None is for workers that do not train, of which nothing is asked.
+/// `None` is for workers that do not train; no sample is requested there.
 impl<S: SampleSource> SampleSource for Option<S> {
     type Sample = S::Sample;
 

@@ -232,7 +232,7 @@ struct Held {
 struct State {
     schedule: SnapshotSchedule,
     thread: Companion<StateJob, SnapshotReply>,
-    /// By step; snapshots are of the first of which any are missing.
+    /// By step; snapshots are of the first step with missing parts.
     cuts: BTreeMap<u64, Held>,
 }
 

@@ -280,7 +280,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     }
 }
 
-/// What a worker has of its own.
+/// The parts of the graph that a worker starts for itself.
 struct Started<B: Backend, M> {
     thread: OptimizerThread,
     compute: Option<Compute<B, M>>,

@@ -14,7 +14,7 @@ use timely::dataflow::channels::pact::DistributorPact;
 use timely::dataflow::channels::pushers::exchange::Distributor;
 use timely::dataflow::channels::{ContainerBytes, Message};
 
-/// What a parcel is.
+/// The kind of a parcel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Nothing: what is left where a parcel was taken.
@@ -50,7 +50,7 @@ impl Parcel {
         Parcel { kind: Kind::Credit, to: to as u32, from: from as u32, bytes }
     }
 
-    /// What a credit is for; none where this is something else.
+    /// The bytes of a credit; none where this is another kind of parcel.
     pub(super) fn credited(&self) -> Option<u64> {
         let bytes = self.bytes.as_slice().try_into().ok()?;
         (self.kind == Kind::Credit).then(|| u64::from_le_bytes(bytes))

@@ -22,13 +22,13 @@ use timely::scheduling::SyncActivator;
 use super::parcel::{Kind, Parcel, by_destination};
 use crate::cluster::{Abort, ClusterError};
 
-/// What may be on its way between two processes; a larger message is on its way alone.
+/// Bytes that may be on their way from one process to another; a larger message is on its way alone.
 pub(super) const WINDOW_BYTES: u64 = 4 << 20;
 
 /// The most of a message that goes in one piece: well below the pieces of memory that timely sends.
 const PARCEL_BYTES: usize = 256 << 10;
 
-/// What a message costs beside its bytes.
+/// Bytes of the window that a message takes beside its own bytes.
 pub(super) const MESSAGE_BYTES: u64 = 64;
 
 /// See the [module](self).
@@ -169,7 +169,7 @@ fn malformed() -> ClusterError {
     ClusterError::Workers { message: "a parcel that was changed on its way".to_owned() }
 }
 
-/// What a message takes of the window.
+/// Bytes of the window that a message takes.
 fn cost(message: &[u8]) -> u64 {
     message.len() as u64 + MESSAGE_BYTES
 }

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What `work` comes to in each of so many processes.
+/// The result of `work` in each of so many processes.
 fn in_processes<R: Send + 'static>(
     processes: usize,
     work: impl Fn(&dyn Peers) -> Result<R, PrepareError> + Clone + Send + 'static,

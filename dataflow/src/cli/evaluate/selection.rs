@@ -14,7 +14,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// What names and files stand for. A task that is named twice is asked once.
+    /// The tasks and suites that the names and files mean. A task that is named twice is asked once.
     ///
     /// # Errors
     /// Neither a name nor a file, or two tasks of one name.

@@ -174,7 +174,7 @@ fn zero(translation: &mut Translation) -> Result<(), String> {
     Ok(())
 }
 
-/// What is of DeepSpeed or services around it.
+/// Leaves out the settings of DeepSpeed itself, or of services around it.
 fn leave_the_rest(translation: &mut Translation) {
     translation.leave(
         &["tensorboard", "wandb", "comet", "csv_monitor"],

@@ -14,7 +14,7 @@ use crate::printable::printable;
 const MOST_DEPTH: usize = 32;
 /// Values of a file at most, those that aliases repeat included.
 const MOST_VALUES: usize = 100_000;
-/// What is quoted of a value at most.
+/// Bytes of a value that are quoted, at most.
 const LONGEST_QUOTE_BYTES: usize = 120;
 
 /// A value without keys.
@@ -37,7 +37,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// What a scalar that stands plain means.
+    /// The value of a plain scalar, which has no quotes.
     fn of_plain(text: &str) -> Self {
         let lower = text.to_ascii_lowercase();
         let starts_numeric = text
@@ -109,9 +109,9 @@ impl Value {
 pub(super) struct Leaf {
     /// Its keys, with dots between them.
     pub(super) path: String,
-    /// What it is.
+    /// The value.
     pub(super) value: Value,
-    /// Where it stands, from 1.
+    /// The line of the value, from 1.
     pub(super) line: usize,
 }
 
@@ -132,7 +132,8 @@ enum Content {
 /// The leaves of `text`, in their order.
 ///
 /// # Errors
-/// What is neither YAML nor JSON, no table at the top, a key twice, a tag, several documents, too much or too deep: each with its line.
+/// A text that is neither YAML nor JSON, no table at the top, a key twice, a tag, several documents, too much or too deep: each with its
+/// line.
 pub(super) fn leaves(text: &str) -> Result<Vec<Leaf>, String> {
     if text.trim_start().starts_with('{') {
         // Its own errors say what JSON expects.

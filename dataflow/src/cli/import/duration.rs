@@ -3,7 +3,7 @@
 use super::document::Value;
 use super::translation::Translation;
 
-/// What a time counts.
+/// The unit of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Passes over the data.
@@ -16,7 +16,7 @@ pub(super) enum Unit {
     Tokens,
     /// Parts of the whole run.
     Run,
-    /// What cannot be counted here.
+    /// A unit that cannot be counted here.
     Other,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum Unit {
 pub(super) struct Time {
     /// How many.
     pub(super) value: f64,
-    /// Of what.
+    /// The unit.
     pub(super) unit: Unit,
 }
 
@@ -71,7 +71,7 @@ impl Time {
     }
 }
 
-/// What times are counted by.
+/// The numbers by which times are converted to steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scale {
     /// Samples of a step.

@@ -49,7 +49,7 @@ fn reasons(text: &mut String, reasons: &Reasons) {
     }
 }
 
-/// `what` in lines of comments, the first of which begins with `mark`.
+/// `what` in lines of comments; the first line begins with `mark`.
 fn comment(text: &mut String, mark: &str, what: &str) {
     let mut line = format!("# {mark}");
     let mut is_new = true;

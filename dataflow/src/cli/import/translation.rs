@@ -1,7 +1,7 @@
-//! A file of another framework on its way to a `RUN.toml`: what has become of each of its leaves.
+//! A file of another framework on its way to a `RUN.toml`: the outcome of each of its leaves.
 //!
-//! Reading a leaf settles nothing. A leaf is settled by what is written because of it: a key, a remark beside one, or its place in the list of
-//! what is not taken over. What is not settled in the end stands there as unknown, so that nothing is dropped.
+//! Reading a leaf settles nothing. A leaf is settled when a key is written because of it, when a remark beside a key names it, or when it
+//! is listed as not taken over. Leaves that are not settled in the end are listed as unknown, so that none is dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,20 +31,20 @@ pub(super) struct Key {
     pub(super) name: String,
     /// Its value.
     pub(super) value: toml::Value,
-    /// What stands beside it.
+    /// The comment beside it, or above it if it is long.
     pub(super) remark: String,
 }
 
 /// A table of the output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
-    /// What stands below its name: leaves, by reason.
+    /// Comments below its name: leaves, by reason.
     pub(super) remarks: Reasons,
     /// Its keys.
     pub(super) keys: Vec<Key>,
 }
 
-/// Leaves as they are quoted, by the reason that they share; reasons stand in the order of their first.
+/// Leaves as they are quoted, by the reason that they share; reasons are in the order of their first leaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reasons(pub(super) Vec<(String, Vec<String>)>);
 
@@ -59,14 +59,14 @@ impl Reasons {
     }
 }
 
-/// The leaves of the input, and what they have become.
+/// The leaves of the input, and their translation.
 #[derive(Debug)]
 pub(super) struct Translation {
     leaves: Vec<Leaf>,
     settled: BTreeSet<String>,
-    /// What is not taken over.
+    /// Leaves that are not taken over.
     pub(super) left: Reasons,
-    /// What must be filled in, as `table.key`.
+    /// Keys that must be filled in, as `table.key`.
     pub(super) to_fill_in: Vec<String>,
     /// By name, of [`TABLES`].
     pub(super) tables: BTreeMap<&'static str, Table>,
@@ -107,7 +107,7 @@ impl Translation {
         keys
     }
 
-    /// What an error says of a leaf that is not what it must be.
+    /// The error message on a leaf with a value of the wrong kind.
     pub(super) fn wrong(&self, path: &str, expected: &str) -> String {
         let leaf = self.leaves.iter().find(|leaf| leaf.path == path);
         let (line, found) = leaf.map_or((0, String::new()), |it| (it.line, it.value.quoted()));

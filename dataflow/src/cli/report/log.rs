@@ -22,7 +22,7 @@ pub(super) struct Log {
     pub steps: Option<[u64; 2]>,
 }
 
-/// What was wrong with lines of a file.
+/// Damaged lines of a file: the first one's fault, and their number.
 #[derive(Debug, Default)]
 struct Damage {
     first: Option<String>,
@@ -30,7 +30,7 @@ struct Damage {
 }
 
 impl Log {
-    /// Reads `name` in the run folder `dir`, where it is there. Lines that are none of a log are left out; `notes` are told.
+    /// Reads `name` in the run folder `dir`, if it is there. Lines that are no lines of a log are left out, with a note in `notes`.
     /// `derive` may add numbers to a line, which has its step.
     ///
     /// # Errors

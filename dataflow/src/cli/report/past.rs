@@ -1,4 +1,4 @@
-//! What a run has been through: starts, kills, resumes and world sizes, from its history.
+//! The past of a run: starts, kills, resumes and world sizes, from its history.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ impl Started {
     }
 }
 
-/// What a chart shows at a step.
+/// A mark that a chart shows at a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub step: u64,
@@ -50,7 +50,7 @@ pub(super) struct Mark {
     pub text: String,
 }
 
-/// What happened.
+/// The event of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkKind {
     Killed,

@@ -29,9 +29,9 @@ pub(super) struct Run {
     pub past: Past,
     /// `run.toml`, as it was when the run was last started.
     pub config: Option<String>,
-    /// What computes in process 0, in words.
+    /// The devices of process 0, in words.
     pub devices: Option<String>,
-    /// What is missing or damaged, in words.
+    /// Missing and damaged parts of the folder, in words.
     pub notes: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Run {
     /// Reads the run folder `path`.
     ///
     /// # Errors
-    /// What is no run folder of this machine, or files that cannot be read.
+    /// A path that is no run folder of this machine, or files that cannot be read.
     pub fn read(path: &Path) -> Result<Self, JobError> {
         let folder = folder(path)?;
         let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! What a page says in tables: runs in a few numbers, where time went, starts, and configs.
+//! The tables of a page: runs in a few numbers, where time went, starts, and configs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};

@@ -44,7 +44,7 @@ pub(super) struct DeviceSchedule<S> {
     worker: usize,
     /// In order.
     lanes: Vec<usize>,
-    /// The microbatches of a step, in the order in which they run: of which lane, and which grains of it.
+    /// The microbatches of a step, in the order in which they run: the lane, and the grains of the lane.
     microbatches: Vec<(usize, Range<usize>)>,
     /// Evaluation grains that this worker runs.
     evaluation_grains: usize,

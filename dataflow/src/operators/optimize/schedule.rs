@@ -182,7 +182,7 @@ impl OptimizerSchedule {
         let (Some(StepLoss { loss, tokens, last }), Some(squares)) = (self.loss, squares) else {
             return Ok(None);
         };
-        // Buckets of which this worker owns nothing are summed too: all workers go through their buckets in the same order.
+        // Buckets without a part of this worker are summed too: all workers go through their buckets in the same order.
         if !gathered.summed.iter().all(|&summed| summed) {
             return Ok(None);
         }
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!([update(&mut schedule), update(&mut schedule)], [Some(1), Some(0)]);
     }
 
-    /// The others' squares of a bucket of which this worker owns nothing may be here before it is summed.
+    /// The others' squares of a bucket without a part of this worker may be here before it is summed.
     #[test]
     fn the_norm_waits_for_sums_of_which_nothing_is_owned() {
         let mut schedule = schedule();

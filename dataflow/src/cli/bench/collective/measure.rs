@@ -33,7 +33,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `elements` in buckets of `bucket_mebibytes`, the last of which may be smaller.
+    /// `elements` in buckets of `bucket_mebibytes`; the last bucket may be smaller.
     ///
     /// # Errors
     /// More workers than a step may have lanes.

@@ -1,7 +1,7 @@
 //! Values for workers to sum, and the sums that they must give.
 //!
-//! Values repeat after a number of elements that divides no bucket and no chunk: what stands in the wrong place differs, and all
-//! of a large arena is compared with few expected values.
+//! Values repeat after a number of elements that divides no bucket and no chunk, so that a value in the wrong place is
+//! noticed, and all of a large arena is compared with few expected values.
 
 use std::sync::OnceLock;
 

@@ -106,7 +106,7 @@ impl Outcome<'_> {
     fn print_text(&self, rates: &Rates) -> anyhow::Result<()> {
         let Self { bench, cut, workers, processes, measured, .. } = self;
         let Rates { tokens_per_second, gigaflops, .. } = rates;
-        // Where there are others, what is known of one alone says of which.
+        // With several processes, numbers of a single process name that process.
         let (of_processes, of_process) = match processes {
             1 => (String::new(), ""),
             processes => (format!(" of {processes} processes"), " of process 0"),
