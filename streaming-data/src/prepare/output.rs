@@ -53,7 +53,7 @@ pub(crate) trait Output {
     /// moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     fn has_at_most(&mut self, uploading: usize) -> Result<bool, PrepareError>;
 
     /// Makes it a data set: all its shards were taken, and none is being uploaded.

@@ -26,7 +26,7 @@
 //! | [`stored_settings`] | the settings, as the state has them |
 //! | [`record`], [`part`], [`state`], [`copies`] | records of documents; files of records; all records of a version; the copies that a store has of them |
 //! | [`seen`] | sizes and times of inputs |
-//! | [`former`], [`former_shards`] | the state of the version before, and tokens out of its shards |
+//! | [`former`], [`former_shards`] | the state of the previous version, and tokens out of its shards |
 //! | [`recorder`], [`spool`] | the first pass: records of all documents |
 //! | [`wanted`], [`cut`], [`assembler`] | the second pass: the inputs that are read for their tokens, the ends of shards, and the shards |
 //! | [`build`] | both of them |
@@ -138,7 +138,7 @@ pub struct Changes {
     pub inputs_read: u64,
     /// Inputs that look as they did before, and were not read.
     pub inputs_kept: u64,
-    /// Inputs of the version before that are gone.
+    /// Inputs of the previous version that are gone.
     pub inputs_gone: u64,
     /// Inputs that had changed although they look as before: only [`Verify::All`] finds them.
     pub unnoticed: Vec<PathBuf>,
@@ -149,7 +149,7 @@ pub struct Changes {
     /// Documents that filters reject, by the first rule that each broke, including documents of inputs that were not
     /// read.
     pub rejected: BTreeMap<String, u64>,
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub shards_kept: u64,
     /// Other shards of the previous version that tokens were taken from.
     pub shards_read: u64,
@@ -158,7 +158,7 @@ pub struct Changes {
 /// The outcome of an update.
 #[derive(Debug)]
 pub struct UpdateReport {
-    /// The identity of the version before.
+    /// The identity of the previous version.
     pub former: ContentHash,
     /// The version that is the newest now. Of filters, bytes of text and broken documents that are named, it
     /// counts what was read.
@@ -217,7 +217,7 @@ impl<'a> Upkeep<'a> {
 /// - As [`prepare`](super::prepare()) for inputs and documents, and [`PrepareError::Data`] where something
 ///   cannot be read or written.
 ///
-/// After an error the version before is still the newest. Where it is the store whose last answer did not come, the new one
+/// After an error the previous version is still the newest. Where it is the store whose last answer did not come, the new one
 /// may be: it is complete then, and the next update finds it.
 pub fn update(
     settings: &UpdateSettings,

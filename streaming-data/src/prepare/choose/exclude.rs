@@ -45,7 +45,7 @@ impl Exclusions {
     /// Reads the list; paths in it begin in the folder `base`, where there is one.
     ///
     /// # Errors
-    /// That of the operating system, or [`PrepareError::ExclusionKey`] for a line that is no key.
+    /// An error of the operating system, or [`PrepareError::ExclusionKey`] for a line that is no key.
     pub(crate) fn open(path: &Path, base: Option<&Path>) -> Result<Exclusions, PrepareError> {
         let reached = |input: &str| match base {
             Some(base) => base.join(input.strip_prefix("./").unwrap_or(input)),

@@ -22,7 +22,7 @@ use crate::{
 /// The changes of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// The version before.
+    /// The previous version.
     pub former: ContentHash,
     /// Inputs: changed where their documents are others, or stand elsewhere in them.
     pub inputs: Changed,
@@ -50,7 +50,7 @@ pub struct Changed {
 /// Documents with another outcome than before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
-    /// Their outcome in the version before.
+    /// Their outcome in the previous version.
     pub from: Verdict,
     /// Their outcome now.
     pub to: Verdict,
@@ -61,11 +61,11 @@ pub struct Transition {
 /// The outcome of shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardsChanged {
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub kept: u64,
     /// Shards that are new.
     pub written: u64,
-    /// Shards of the version before that are not in this one.
+    /// Shards of the previous version that are not in this one.
     pub gone: u64,
 }
 
@@ -152,7 +152,7 @@ enum Item {
     End(u128),
 }
 
-/// The records of the version before.
+/// The records of the previous version.
 struct Before<'a> {
     records: FormerRecords<'a>,
 }
@@ -235,7 +235,7 @@ struct OfInput {
 }
 
 impl OfInput {
-    /// Takes the next documents of the version before and of this one.
+    /// Takes the next documents of the previous version and of this one.
     fn take(&mut self, pair: [Option<Judgement>; 2], comparison: &mut Comparison) {
         let is_in_step = self.waiting.iter().all(Vec::is_empty);
         match pair {

@@ -240,7 +240,7 @@ impl<'a> ShardWriter<'a> {
     /// Whether there is room for a row group; where there is none, it waits a moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     pub(crate) fn has_room_for(
         &mut self,
         row_group: &EncodedRowGroup,
@@ -306,7 +306,7 @@ impl<'a> ShardWriter<'a> {
     /// Whether all shards are where they are to be; where one is not, it waits a moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     pub(crate) fn are_stored(&mut self) -> Result<bool, PrepareError> {
         self.output.has_at_most(0)
     }

@@ -74,7 +74,7 @@ pub(crate) struct UpdatedFolder {
     aside: ScratchFolder,
     /// Names of files that are complete in the hidden folder.
     ready: BTreeSet<String>,
-    /// The files of the version before.
+    /// The files of the previous version.
     there: BTreeSet<String>,
     _lock: WriterLock,
 }

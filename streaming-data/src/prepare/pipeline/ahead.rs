@@ -45,7 +45,7 @@ impl<'a, K> Ahead<'a, K> {
     /// The next item; none if it has not arrived and at most `most` row groups are outstanding.
     ///
     /// # Errors
-    /// That of a row group that cannot be encoded.
+    /// The error of a row group that cannot be encoded.
     pub(crate) fn next(&mut self, most: u64) -> Result<Option<Next<K>>, PrepareError> {
         loop {
             if let Some(next) = self.items.next() {

@@ -133,7 +133,7 @@ pub(super) fn compare(
 /// Process 0's side of a pass in which all compare documents whose records it has: verdicts on these, by their numbers.
 ///
 /// # Errors
-/// That of a temporary file, and [`PrepareError::Parted`].
+/// Errors of a temporary file, and [`PrepareError::Parted`].
 pub(crate) fn judge_records(
     peers: &dyn Peers,
     (settings, reporting): (DedupSettings, Reporting),

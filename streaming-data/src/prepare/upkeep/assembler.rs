@@ -1,6 +1,6 @@
 //! The second pass: kept documents in order become shards, and all records parts of the state.
 //!
-//! A shard follows one of the version before as long as it has the same documents from the first on; where
+//! A shard follows one of the previous version as long as it has the same documents from the first on; where
 //! it has them all, that shard stays. Otherwise tokens are taken out of the shards before, or come from
 //! texts that were read for them.
 
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) enum Step<'a> {
     /// Rows to encode.
     Rows(RowGroup),
-    /// A shard of the version before, which is the next.
+    /// A shard of the previous version, which is the next.
     Keep(&'a ShardEntry),
     /// The bytes of a part of the state.
     Part(Vec<u8>),
@@ -73,7 +73,7 @@ pub(crate) struct Totals {
     pub tokens: u64,
     /// Tokens in no row.
     pub dropped_tokens: u64,
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub kept_shards: u64,
 }
 
@@ -277,7 +277,7 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// Shards of the version before that were read.
+    /// Shards of the previous version that were read.
     pub(crate) fn opened_shards(&self) -> u64 {
         self.former.as_ref().map_or(0, FormerShards::opened)
     }

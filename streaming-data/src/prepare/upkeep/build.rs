@@ -70,7 +70,7 @@ pub(crate) struct Upkeep<'a> {
     pub settings: StoredSettings,
     pub tokenizer: ContentHash,
     pub dedup: DedupSettings,
-    /// The version before, if there is one, and what inputs looked like then.
+    /// The previous version, if there is one, and what inputs looked like then.
     pub former: Option<(&'a Version, Seen)>,
     pub verify: Verify,
     /// Not later than the inputs were found.
@@ -88,7 +88,7 @@ type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 /// Builds all files but the index.
 ///
 /// # Errors
-/// As [`prepare`](crate::prepare::prepare()), and what is wrong with the version before.
+/// As [`prepare`](crate::prepare::prepare()), and what is wrong with the previous version.
 pub(crate) fn build(
     work: Work<'_>,
     upkeep: Upkeep<'_>,
@@ -323,7 +323,7 @@ struct Assembly<'a> {
     work: &'a Work<'a>,
     former: Option<&'a Version>,
     writer: ShardWriter<'a>,
-    /// Between row groups there are shards of the version before.
+    /// Between row groups there are shards of the previous version.
     items: Ahead<'a, &'a ShardEntry>,
     batches: Receiver<Batch>,
     batch: Batch,
@@ -419,7 +419,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Continues after a shard of the version before.
+    /// Continues after a shard of the previous version.
     fn keep(&mut self, shard: &ShardEntry) -> Result<(), PrepareError> {
         let former = self.former.expect("a shard that is kept is of a version before");
         let file = self.writer.next_name(shard.hash)?;

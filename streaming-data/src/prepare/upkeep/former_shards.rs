@@ -1,4 +1,4 @@
-//! Tokens of documents out of the shards of the version before.
+//! Tokens of documents out of the shards of the previous version.
 
 use std::collections::BTreeSet;
 

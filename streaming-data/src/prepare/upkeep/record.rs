@@ -271,7 +271,7 @@ impl RecordReader {
     /// The next record; none at the end of the bytes.
     ///
     /// # Errors
-    /// That of reading, or [`ErrorKind::InvalidData`] for bytes that are no records.
+    /// Errors of reading, or [`ErrorKind::InvalidData`] for bytes that are no records.
     pub(crate) fn read(&mut self, bytes: &mut impl Read) -> io::Result<Option<Record>> {
         let mut tag = [0];
         if bytes.read(&mut tag)? == 0 {

@@ -39,7 +39,7 @@ pub(crate) struct Listed<'a> {
 pub(crate) enum Source {
     /// It is read.
     Input,
-    /// It is as it was in the version before.
+    /// It is as it was in the previous version.
     Former,
 }
 
@@ -96,7 +96,7 @@ struct Begun {
 
 impl<'a> Recorder<'a> {
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn new(
         listed: &'a [Listed<'a>],
         exclusions: &'a Exclusions,

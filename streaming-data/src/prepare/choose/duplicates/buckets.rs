@@ -77,7 +77,7 @@ impl<K: Key> Buckets<K> {
     /// the buckets are finished, these pairs connect all documents of a bucket.
     ///
     /// # Errors
-    /// That of a file which cannot be written.
+    /// The error of a file that cannot be written.
     pub(super) fn insert(
         &mut self,
         bucket: K,
@@ -103,7 +103,7 @@ impl<K: Key> Buckets<K> {
     /// `go_on` is asked now and then.
     ///
     /// # Errors
-    /// That of a file which cannot be written or read, or of `go_on`.
+    /// The error of a file that cannot be written or read, or of `go_on`.
     pub(super) fn finish<E: From<io::Error>>(
         mut self,
         not_first: &mut dyn FnMut(u64, u64),

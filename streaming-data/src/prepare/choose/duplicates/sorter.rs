@@ -54,7 +54,7 @@ impl Sorter {
     /// of one perhaps twice.
     ///
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn insert(
         &mut self,
         bucket: Bucket,
@@ -79,7 +79,7 @@ impl Sorter {
     /// now and then.
     ///
     /// # Errors
-    /// That of a temporary file, or of `go_on`.
+    /// Errors of a temporary file, or of `go_on`.
     pub(crate) fn finish(
         self,
         tell: &mut Tell<'_>,

@@ -146,7 +146,7 @@ impl Collector {
     /// Takes the next document; none for a document left out by lists or filters.
     ///
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn sign(&mut self, signature: Option<Signature>) -> Result<(), PrepareError> {
         let document = self.listed.push(signature.as_ref());
         let (found, groups) = (&mut self.found, &mut self.groups);
@@ -161,7 +161,7 @@ impl Collector {
     /// The verdicts; `go_on` is asked now and then.
     ///
     /// # Errors
-    /// That of a temporary file, or of `go_on`.
+    /// Errors of a temporary file, or of `go_on`.
     pub(crate) fn finish(
         self,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
