@@ -242,7 +242,7 @@ pub fn kind_in_words(kind: &DeviceKind) -> String {
 pub struct DeviceChoice {
     platform: Platform,
     precision: Precision,
-    /// Those that were asked for.
+    /// The compute threads that were asked for.
     threads: NonZeroUsize,
 }
 

@@ -32,7 +32,7 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Those of `path`: the folder or URL of a checkpoint, of a run (its latest checkpoint), or of a model as Hugging Face lays it out.
+    /// The files of `path`: the folder or URL of a checkpoint, of a run (its latest checkpoint), or of a model as Hugging Face lays it out.
     ///
     /// # Errors
     /// A folder that holds no model, or a config that is damaged or of a model that is not known here.

@@ -341,7 +341,7 @@ mod tests {
         }
     }
 
-    /// Those of a machine with this cache.
+    /// The data settings of a machine with this cache.
     fn settings(cache: &Path) -> DataSettings {
         let cache = CacheSettings { dir: Some(cache.to_owned()), limit_bytes: None };
         DataSettings { cache, ..DataSettings::default() }

@@ -16,7 +16,7 @@ pub(crate) struct StateArenas {
 }
 
 impl StateArenas {
-    /// Those of the parameters of `layout` and of `states`.
+    /// The arenas of the parameters of `layout` and of `states`.
     pub(crate) fn new(layout: &Layout, states: &[StateSpec]) -> Self {
         let states = states.iter().map(|spec| StateArena::new(layout, spec));
         Self { parts: std::iter::once(StateArena::of_parameters(layout)).chain(states).collect() }

@@ -48,14 +48,14 @@
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
-//! - With [`Reporting::Files`] two files more say what the data set is made of ([`data_report`]).
+//! With [`Reporting::Files`] two more files describe the content of the data set ([`data_report`]).
 //!
 //! Modules in the order in which a document passes through them:
 //!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
-//! | `input` | which files are inputs, in which order, and what they are; reading them; what gave no document |
+//! | `input` | files that are inputs, their order and their kind; reading them; the parts of them that gave no document |
 //! | `choose` | which documents and lines enter the stream: lists, filters and duplicates |
 //! | `tokens` | [`Tokenize`], [`ByteTokenizer`]; the stream of tokens cut into rows |
 //! | `output` | rows to Parquet; the folder, local or in a store, that is a data set when it is complete |
@@ -64,7 +64,7 @@
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `report` | [`Progress`], [`PrepareReport`] |
-//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
+//! | [`data_report`] | [`DataReport`]: a report on the data set's documents, for people |
 //! | `error` | [`PrepareError`] |
 
 mod choose;
@@ -192,7 +192,7 @@ const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 ///   is tokenized.
 ///
 /// After an error nothing of the output is left in a folder. In a store the claim is left, which says that
-/// there is no data set, and what the store does not let us remove; the next `prepare` takes it over.
+/// there is no data set, and files that the store does not let us remove; the next `prepare` takes it over.
 pub fn prepare(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
@@ -247,7 +247,7 @@ fn prepare_in(
     };
     // Paths that a data set keeps are absolute.
     let inputs = upkeep.as_ref().map_or_else(|| settings.inputs.clone(), |it| it.settings.inputs());
-    // The inputs first: the output may lie within one, and what is written there is no input.
+    // The inputs first: the output may lie within one, and files that are written there are no inputs.
     let mut found = find_inputs(&inputs, &settings.glob)?;
     if former.is_some() {
         found.leave_out(&settings.output, &inputs);

@@ -16,7 +16,7 @@
 //!   shuffle wants the samples of two windows to fit:
 //!   `2 * window_samples * (seq_len + 1) * 2` bytes where no token is above 65,535, twice that for
 //!   pieces in which one is.
-//! - What is decoded has been verified as far as there are hashes. Of a local shard that
+//! - Decoded bytes have been verified as far as there are hashes. Of a local shard that
 //!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
 //!   the footer, when they are first read, so that no sample waits for bytes of others; a shard whose whole
 //!   hash the index states, while no hashes of row groups are stated, is hashed before its first

@@ -112,7 +112,7 @@ impl LocalCopy {
     /// Reads the files with `read`; if they are a copy, errors name the source.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn read<T>(&self, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         read(&self.path).map_err(|cause| match &self.copied {
             Some(copied) => JobError::Copied { url: copied.url.clone(), cause: Box::new(cause) },

@@ -64,7 +64,7 @@ pub struct RemoteCheckpoints {
 }
 
 impl RemoteCheckpoints {
-    /// Those of the run folder `run`.
+    /// The checkpoints of the run folder `run`.
     pub fn of_run(run: &RemoteFolder) -> Self {
         Self { run: run.clone(), folder: run.folder(CHECKPOINTS_FOLDER) }
     }

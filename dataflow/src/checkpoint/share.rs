@@ -39,7 +39,7 @@ impl ShareWriter {
     /// As [`CheckpointWriter::write`](super::CheckpointWriter::write), of its share.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`CheckpointWriter::write`](super::CheckpointWriter::write).
     pub fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
         self.tensors.write(part, start, values)
     }

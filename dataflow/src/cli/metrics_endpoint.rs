@@ -56,7 +56,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Of a run of `steps`; what has not come yet is NaN.
+    /// The numbers of a run of `steps`; numbers that have not come yet are NaN.
     fn new(steps: u64) -> Self {
         let numbers = Self::default();
         for (_, _, number) in numbers.named() {

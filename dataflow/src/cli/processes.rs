@@ -190,7 +190,7 @@ impl Place {
     /// behind, and so ends wherever it stands when it is asked to; where it stands still, it ends as a run does.
     ///
     /// # Errors
-    /// Those of `work`, or a process that cannot be started.
+    /// The errors of `work`, or a process that cannot be started.
     pub(crate) fn bench(
         self,
         settled: impl FnOnce(usize) -> Result<Vec<String>>,

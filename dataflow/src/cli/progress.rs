@@ -31,7 +31,7 @@ pub(crate) struct TrainProgress {
     bar: ProgressBar,
     /// Settings that may surprise: said at the start, from where output that has no reader ends the run in time.
     remarks: Vec<String>,
-    /// As it was measured last.
+    /// Memory in use, as it was last measured.
     memory: Mutex<String>,
     last_line: Mutex<Option<Instant>>,
 }

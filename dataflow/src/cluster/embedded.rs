@@ -26,7 +26,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Those of process `process` of `processes`.
+    /// The workers of process `process` of `processes`.
     pub(super) fn new(abort: Abort, process: usize, processes: usize) -> Self {
         Self { abort, process, processes, of_process: OfProcess::default() }
     }

@@ -127,7 +127,7 @@ pub enum ClusterError {
     /// The run is over, but some of its threads are not: their memory is not free.
     #[error("{} did not end within {} s of the end of the run", list(left), deadline.as_secs_f64())]
     LeftBehind {
-        /// Those that are left.
+        /// The threads that are left.
         left: Vec<Actor>,
         /// `ending_deadline` of the settings.
         deadline: Duration,

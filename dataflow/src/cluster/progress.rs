@@ -70,7 +70,7 @@ pub(super) enum Nature {
     Waits,
     /// Nothing before other deadlines have ended its wait.
     BoundedElsewhere,
-    /// That it is stuck.
+    /// The thread is stuck.
     Works,
 }
 

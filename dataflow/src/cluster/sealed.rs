@@ -77,7 +77,7 @@ impl Opener {
     /// [`Opener::open`] then opens.
     ///
     /// # Errors
-    /// Those of `reader`, `UnexpectedEof` at its end, and `InvalidData` for bytes that were not sealed by
+    /// Errors of `reader`, `UnexpectedEof` at its end, and `InvalidData` for bytes that were not sealed by
     /// the other end.
     pub(super) fn next_frame(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         self.fill(HEADER_BYTES, reader)?;

@@ -40,7 +40,7 @@ pub struct Trace {
     origin: Instant,
     origin_nanoseconds: u128,
     process: usize,
-    /// Those whose spans are written; 0 is before the first.
+    /// The steps whose spans are written; 0 is before the first.
     steps: RangeInclusive<u64>,
     /// The step that a device of this process has in hand.
     in_hand: Arc<AtomicU64>,
@@ -85,8 +85,9 @@ impl Trace {
         Ok(trace)
     }
 
-    /// As it is, but with the spans of these steps alone, counted from 1 as those of metrics are: those that end while a device of the
-    /// process has one of these steps in hand, and of threads that know their step those of it. To be called before the trace is handed on.
+    /// The same trace with the spans of these steps alone, counted from 1 as in metrics: spans that end while a device of the
+    /// process has one of these steps in hand; of threads that know their step, the spans of these steps. To be called before the trace is
+    /// handed on.
     #[must_use]
     pub fn of_steps(self, steps: RangeInclusive<u64>) -> Self {
         Self { steps, ..self }
@@ -204,7 +205,7 @@ struct Operators {
     track: u64,
     /// In JSON, by the numbers that timely gives.
     names: HashMap<usize, String>,
-    /// Those that have begun, the outer ones first, and when.
+    /// Operators that have begun and not ended, the outer ones first, and the times at which they began.
     running: Vec<(usize, Duration)>,
 }
 
@@ -248,7 +249,7 @@ pub(super) struct Track {
 }
 
 impl Track {
-    /// That of `actor`, which is in `phase`.
+    /// The track of `actor`, which is in `phase`.
     pub(super) fn new(trace: &Trace, actor: &Actor, phase: Phase) -> Self {
         let track = trace.track(&actor.to_string());
         let phase = Mutex::new((phase, 0, trace.origin.elapsed()));

@@ -21,7 +21,7 @@ pub(super) enum Platform {
 pub(super) struct Gpus {
     /// All of them.
     pub all: NonZeroUsize,
-    /// Those from the first on that are of one kind and read each other's memory.
+    /// GPUs from the first one on that are of one kind and read each other's memory.
     pub together: NonZeroUsize,
 }
 

@@ -98,7 +98,7 @@ struct State {
 }
 
 impl Legs {
-    /// Those of a run that goes on from its cursor.
+    /// The legs of a run that goes on from its cursor.
     ///
     /// # Errors
     /// A decoder that does not start.
@@ -372,7 +372,7 @@ impl Leg {
         position - self.start + self.first_place()
     }
 
-    /// That of its beginning.
+    /// The position of its beginning in the version's own stream.
     pub(super) fn first_place(&self) -> u64 {
         self.epoch.saturating_mul(self.data.samples())
     }

@@ -45,7 +45,7 @@ pub trait Questions: Send + Sync + fmt::Debug {
 /// Samples of a data set, and the requests at the positions behind them.
 pub(super) struct EvaluationSource {
     decoded: DecodedSamples,
-    /// Of the data set.
+    /// Samples of the data set that are evaluated.
     samples: u64,
     questions: Option<Arc<dyn Questions>>,
     /// t, of each sample.

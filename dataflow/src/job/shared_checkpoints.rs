@@ -26,7 +26,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Those of `processes` that have a file of `plan` to write.
+    /// The shares of the processes, of `processes`, that have a file of `plan` to write.
     pub fn new(mut processes: Vec<usize>, workers_of_process: usize, plan: &FilePlan) -> Self {
         processes.truncate(plan.count());
         Self { processes, workers_of_process }

@@ -53,7 +53,7 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Those of tasks, then those of suites.
+    /// The scores of tasks, then the scores of suites.
     pub fn all(&self) -> impl Iterator<Item = (&String, &BTreeMap<String, f64>)> {
         self.tasks.iter().chain(&self.suites)
     }

@@ -41,7 +41,7 @@ pub(crate) struct GatherPlan {
 }
 
 impl GatherPlan {
-    /// That of `layout`, whose parameters `members` hold.
+    /// The plan for `layout`, whose parameters `members` hold.
     pub(crate) fn new(layout: &Layout, members: &[Held]) -> Self {
         type Place = fn(&Held, &Range<usize>) -> Option<Range<usize>>;
         type Start = fn(&PackedTensor) -> Option<usize>;

@@ -42,7 +42,7 @@ struct Returned<B: Backend> {
     sums: Option<B::Buffer<f32>>,
     /// Behind the whole step.
     done: B::Event,
-    /// Of the member's own device thread: the time that gathering parameters block by block took.
+    /// The time that gathering parameters block by block took, from the member's own device thread.
     blocks: Option<GatheredBlocks<B>>,
 }
 
@@ -137,7 +137,7 @@ impl<B: Backend> Borrower<B> {
         self.lenders.len() > 1
     }
 
-    /// Those that lend them.
+    /// The workers that lend them.
     pub(super) fn holders(&self) -> Holders {
         holders(self.lenders.len())
     }
@@ -207,7 +207,7 @@ impl<B: Backend> Borrower<B> {
 }
 
 impl<B: Backend> Lender<B> {
-    /// Those that lend the parameters, each a part where they are several.
+    /// The workers that lend the parameters, each a part where they are several.
     pub(super) fn holders(&self) -> Holders {
         holders(self.borrowers.len())
     }

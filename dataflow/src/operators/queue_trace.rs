@@ -71,7 +71,7 @@ pub(super) struct QueueTrace<B: Backend> {
 }
 
 impl<B: Backend> QueueTrace<B> {
-    /// That of `stream`, which this thread enqueues work on and which is idle.
+    /// The trace of `stream`, which this thread enqueues work on and which is idle.
     pub(super) fn new(backend: &B, stream: &mut B::DeviceStream, name: &str) -> Result<Self> {
         let with_clock = |track: QueueTrack| {
             let clock = CommonPoint::take(backend, stream, &track)?;

@@ -23,7 +23,7 @@ pub struct SampleName {
 pub struct SampleNames(Option<Arc<dyn Fn(u64) -> SampleName + Send + Sync>>);
 
 impl SampleNames {
-    /// Those that `name` gives.
+    /// The names that `name` gives.
     pub fn new(name: impl Fn(u64) -> SampleName + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(name)))
     }

@@ -19,7 +19,7 @@ pub(super) struct Span<B: Backend> {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct SpentTime {
     pub(super) milliseconds: f64,
-    /// Of these, those in which nothing else was left to compute.
+    /// The part of this time in which nothing else was left to compute.
     pub(super) exposed_milliseconds: f64,
 }
 

@@ -290,7 +290,7 @@ struct Started<B: Backend, M> {
 }
 
 impl<B: Backend, M> Started<B, M> {
-    /// Of a worker that does not train.
+    /// The parts of a worker that does not train.
     fn nothing(scope: Scope<'_, u64>, plan: &Arc<TrainingPlan>, abort: &Abort) -> Self {
         Self {
             thread: OptimizerThread::start(None::<Optimizer<'_, B>>, plan, abort, scope),

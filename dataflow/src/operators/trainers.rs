@@ -13,7 +13,7 @@ use crate::error::{JobError, Result};
 /// The workers of a dataflow that train: all of them, unless it is said otherwise. Never numerics: K of N workers train to the weights
 /// of K workers alone.
 ///
-/// Those that train are counted by *rank*, in the order of their indices. Lanes, owners of state, ends of communicators and
+/// Workers that train are counted by *rank*, in the order of their indices. Lanes, owners of state, ends of communicators and
 /// [`StateWriters`](super::checkpoint::StateWriters) go by rank.
 ///
 /// ```

@@ -21,8 +21,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `tally` | counts while documents are read |
-//! | `histogram`, `groups`, `sources`, `excerpt` | what is counted |
-//! | `difference` | what an update changed |
+//! | `histogram`, `groups`, `sources`, `excerpt` | the counted things: lengths, groups of duplicates, sources, and beginnings of texts |
+//! | `difference` | the changes by an update |
 //! | `show` | reading examples of documents that are not read for any other reason |
 //! | `page` | the page |
 
@@ -91,7 +91,7 @@ pub struct DataReport {
     pub format_version: u64,
     /// The identity of the data that it is about.
     pub fingerprint: ContentHash,
-    /// Hash of what is known of its documents, where it can be kept up to date.
+    /// Hash of the state of its documents, where it can be kept up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ContentHash>,
     /// Samples and shards.
@@ -185,7 +185,7 @@ pub struct ShownDocument {
     /// Where in it: `line 7`, `row 0`; nothing of a text file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Of the whole text; nothing of a text file that was read in pieces.
+    /// Hash of the whole text; none for a text file that was read in pieces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<ContentHash>,
     /// How it begins.
@@ -215,7 +215,7 @@ pub(crate) struct Findings<'a> {
 }
 
 impl DataReport {
-    /// The report of what was found.
+    /// The report on these findings.
     pub(crate) fn new(findings: &Findings<'_>) -> DataReport {
         let Findings { index, outcome, inputs, .. } = *findings;
         let tally = &outcome.left_out.tally;

@@ -285,7 +285,7 @@ pub enum PrepareError {
     OutputExists {
         /// The output.
         path: PathBuf,
-        /// The kind of what was found there.
+        /// The kind of thing that was found there.
         found: &'static str,
     },
 
@@ -339,7 +339,7 @@ pub enum PrepareError {
         supported: u64,
     },
 
-    /// The state of a data set is not what it should be.
+    /// The state of a data set is damaged.
     #[error(
         "state {path} is damaged: found {found}, expected {expected}; the shards are untouched, prepare the data set anew"
     )]

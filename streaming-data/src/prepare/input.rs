@@ -177,7 +177,7 @@ impl Sources {
     /// Looks into the MDS data sets among the inputs, and gives these the sizes of all their files.
     ///
     /// # Errors
-    /// [`PrepareError::MixedInputs`] for documents mixed with samples of tokens, and what is wrong with
+    /// [`PrepareError::MixedInputs`] for documents mixed with samples of tokens, and the errors of opening
     /// an MDS data set.
     pub(crate) fn new(
         inputs: &mut [Input],

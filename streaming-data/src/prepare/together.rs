@@ -18,7 +18,7 @@
 //!   update knew of texts before is not counted by filters, whether one process updates or several,
 //!   but process 0 alone has that knowledge.
 //! - Inputs must be readable by all processes under the same paths. One that a process cannot read although process 0 can is
-//!   an error that names both ([`PrepareError::InputUnseen`]); one that process 0 cannot read either is what it is to one process.
+//!   an error that names both ([`PrepareError::InputUnseen`]); one that process 0 cannot read either is treated as by one process.
 //!   The output is used by process 0 alone, except for the tokenizer of an update.
 //! - The first error of any process ends the preparation: of several inputs that are wrong, another may be named
 //!   than by one process. Nothing is left of the output then, as with one process; what a process holds in its temporary
@@ -45,12 +45,12 @@
 //! | [`deal`] | which process reads which input |
 //! | [`setup`], [`order`] | what process 0 tells the others, once and for each pass |
 //! | [`backlog`] | messages that wait for their turn, on disk where they are many |
-//! | [`page`], [`counts`], [`forward`] | what was read, as messages to process 0 |
+//! | [`page`], [`counts`], [`forward`] | batches and counts, as messages to process 0 |
 //! | [`unseen`] | inputs that a process cannot read |
-//! | [`gather`] | what all read, in order again |
+//! | [`gather`] | the batches of all processes, in order again |
 //! | [`pack`] | its tokens to shards |
 //! | [`compare`] | duplicates: entries to the processes of their buckets, and verdicts back |
-//! | [`assist`] | what a process does that is not process 0 |
+//! | [`assist`] | the work of a process that is not process 0 |
 
 mod assist;
 mod backlog;

@@ -10,10 +10,10 @@
 //! # Contract
 //! - Shards, `index.json`, `index/<fingerprint>.json`, the tokenizer and the state are a function of the
 //!   inputs and settings alone: the same to the byte for any number of workers and any history of updates.
-//!   What is not: `state/seen`, which says what inputs looked like, and the files of older versions.
+//!   Exceptions are `state/seen`, which has the looks of inputs, and the files of older versions.
 //! - The newest version is complete at any time, also when the process is killed, and older ones stay until
 //!   [`prune`] removes them.
-//! - An input is taken for unchanged if its size and time are what they were; [`Verify::All`] reads it. A file
+//! - An input counts as unchanged if its size and time are the same; [`Verify::All`] reads it. A file
 //!   that was changed less than two seconds before it was listed is read again by the next update, as is one
 //!   that could not be read to its end.
 //! - With [`Reporting::Files`](super::Reporting::Files) records have the length of each document, and each version has its report
@@ -239,7 +239,7 @@ pub(crate) fn update_with(
         let folder = RemoteFolder::open(output, &settings.store)?;
         return update_in(&folder, (settings, peers), tokenizer, progress);
     };
-    // What is no updatable data set is left as it is.
+    // A folder without an updatable data set is left as it is.
     Version::open_local(folder)?;
     let lock = WriterLock::take(folder)?;
     let version = Version::open_local(folder)?;

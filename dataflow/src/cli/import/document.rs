@@ -88,7 +88,7 @@ impl Value {
         }
     }
 
-    /// As it stands inside a longer text.
+    /// The value's form inside a longer text.
     pub(super) fn as_text(&self) -> String {
         match self {
             Self::Null => "null".to_owned(),

@@ -52,7 +52,7 @@ pub(super) struct Chart<'a> {
     /// The last step of all charts of a page.
     pub last_step: u64,
     pub lines: Vec<Line>,
-    /// Of each run its kills and resumes.
+    /// Kills and resumes of each run.
     pub marks: &'a [Vec<Mark>],
 }
 
@@ -60,7 +60,7 @@ impl Chart<'_> {
     /// Writes the chart as a figure.
     ///
     /// # Errors
-    /// Those of `page`.
+    /// The errors of `page`.
     pub fn write(&self, page: &mut String) -> fmt::Result {
         let title = Escaped(&self.title);
         writeln!(page, "<figure class=\"chart\"><figcaption>{title}</figcaption>")?;

@@ -15,7 +15,7 @@ pub(super) fn uses_of(layout: &Layout, block: usize) -> Range<usize> {
 
 /// Where a backward pass stands.
 pub(super) struct BlockOrder {
-    /// One more than the block that has to be done next.
+    /// The block that has to be done next, plus one.
     expected_block: usize,
     violation: Option<GraphError>,
 }

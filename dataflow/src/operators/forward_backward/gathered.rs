@@ -47,7 +47,7 @@ pub(super) struct GatheredParameters<B: Backend> {
 }
 
 impl<B: Backend> GatheredParameters<B> {
-    /// Those of member `member`.
+    /// The parameters that member `member` gathers.
     pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan, member: usize) -> Result<Self> {
         let Device { backend, stream } = device;
         let [fp32, activation] = plan.most_elements();

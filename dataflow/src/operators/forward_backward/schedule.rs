@@ -50,7 +50,7 @@ pub(super) struct DeviceSchedule<S> {
     evaluation_grains: usize,
     /// Updates in the device's parameters.
     updates: u64,
-    /// Of the following parameters: which buckets are present.
+    /// The buckets of the following parameters that are present.
     arrived: Vec<bool>,
     /// The newest report.
     reported: u64,

@@ -38,9 +38,9 @@ const LENT: GraphError = GraphError::Order { what: "an update", missing: "the en
 
 /// The gradients of all uses over all lanes.
 enum Sums<B: Backend> {
-    /// Of a worker alone, all of them: while it has them.
+    /// All sums, of a worker that trains alone, while it has them.
     Alone(Option<B::Buffer<f32>>),
-    /// Of several workers each one's part.
+    /// A worker's part of the sums, of several workers.
     Owned(OwnedSums<B>),
 }
 

@@ -47,7 +47,7 @@ impl OwnedState {
 }
 
 impl<B: Backend> OwnedStates<B> {
-    /// Those of `buckets`: `initial`, each in the order of its arena, or zeros.
+    /// The states of `buckets`: `initial`, each in the order of its arena, or zeros.
     ///
     /// # Errors
     /// Other states than there are, or fewer elements; no room.

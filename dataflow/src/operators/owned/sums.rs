@@ -95,7 +95,7 @@ impl<B: Backend> OwnedSums<B> {
         Self { buckets: (0..buckets).map(|_| TreeSums::new()).collect(), of_round: None }
     }
 
-    /// Those of a bucket over all lanes.
+    /// The sums of a bucket over all lanes.
     pub(super) fn whole(&self, bucket: usize, tree: Tree) -> Option<&B::Buffer<f32>> {
         self.buckets[bucket].whole(tree)
     }
@@ -108,7 +108,7 @@ impl<B: Backend> OwnedSums<B> {
     /// Brings the sums of `parts`, in order; those over all lanes together.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// The errors of the communicator.
     pub(super) fn sum_each(
         &mut self,
         communicator: &mut dyn Communicator<B>,

@@ -66,7 +66,7 @@ pub(crate) struct LeftOut {
 }
 
 impl LeftOut {
-    /// Adds what was left out elsewhere.
+    /// Adds the counts of another file or part.
     pub(crate) fn add(&mut self, other: &LeftOut) {
         self.excluded += other.excluded;
         self.filtered.add(&other.filtered);
@@ -118,7 +118,7 @@ impl<'a> Admission<'a> {
         text: &'t str,
     ) -> Result<Option<Cow<'t, str>>, PrepareError> {
         if let Some(verdicts) = &mut self.verdicts {
-            // The first pass asked lists and filters; what is kept is judged again for the text that is left.
+            // The first pass asked lists and filters; a kept document is judged again for the text that filters leave.
             self.digest.update(text);
             let verdict = match verdicts.next_fate() {
                 Some(Fate::Copy) => Verdict::Copy,
@@ -222,7 +222,7 @@ impl<'a> Admission<'a> {
 
     /// Counts a document of the stream with its number of tokens, by its text as it was read.
     pub(crate) fn keep(&mut self, at: (&Path, Option<Place>), text: &str, tokens: usize) {
-        // What is fetched or shown is counted elsewhere.
+        // Documents that are fetched or shown are counted elsewhere.
         if let Pass::Tokenize(_) = self.rules.pass {
             self.count(Verdict::Kept, at, text, tokens as u64);
         }

@@ -21,7 +21,7 @@
 //! | [`shingles`] | runs of normalised words |
 //! | [`sketch`] | minima of their hashes |
 //! | [`buckets`], [`sorter`] | which documents are not the first of a bucket, within a bound of memory |
-//! | [`verdicts`] | what the first pass found, for the second |
+//! | [`verdicts`] | the verdicts of the first pass, for the second |
 
 use serde::{Deserialize, Serialize};
 

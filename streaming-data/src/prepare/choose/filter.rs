@@ -1,7 +1,7 @@
 //! Filters: which documents are trained on, and which of their lines.
 //!
 //! A verdict is a pure function of the document's text and the settings, so any thread may give it. A
-//! document is kept, with its text or what is left of it, or rejected by the first rule that it breaks; a rule
+//! document is kept, with all or a part of its text, or rejected by the first rule that it breaks; a rule
 //! is named by its table and key in the TOML ([`FilterSettings`]), which is where its threshold is changed.
 //! Whether rules do what their sources do is tested on what these gave for real texts.
 //!
@@ -101,7 +101,7 @@ impl FilterReport {
         self.rejected.values().sum()
     }
 
-    /// Adds what was done elsewhere.
+    /// Adds the counts of another report.
     pub(crate) fn add(&mut self, other: &FilterReport) {
         for (rule, count) in &other.rejected {
             *self.rejected.entry(*rule).or_default() += count;

@@ -148,7 +148,7 @@ type Judgement = (u128, Verdict);
 /// The next record of an input.
 enum Item {
     Document(Judgement),
-    /// Its end, and the digest of its documents.
+    /// The end of an input, and the digest of its documents.
     End(u128),
 }
 

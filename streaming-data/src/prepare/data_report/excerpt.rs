@@ -20,7 +20,7 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// That of a text.
+    /// The excerpt of a text.
     pub(crate) fn of(text: &str) -> Excerpt {
         let end = text.char_indices().nth(EXCERPT_CHARACTERS).map_or(text.len(), |(at, _)| at);
         Excerpt { text: text[..end].to_owned(), document_bytes: text.len() as u64 }
@@ -35,7 +35,7 @@ impl Excerpt {
 /// A piece of a text as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// As it is.
+    /// A character that is shown as it is.
     Plain(char),
     /// A character that would not be seen, or would change how others are: by its symbol.
     Symbol(char),

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Places and hashes of documents of an input, and what they begin with, once that is known.
+/// Places and hashes of documents of an input, and the beginnings of their texts, once those are known.
 type Wanted = BTreeMap<u64, (u128, Option<Excerpt>)>;
 
 /// Gives all examples their texts, from a report if it has them, or else from the inputs, each read as far as its last

@@ -23,13 +23,13 @@ pub const EXAMPLES: usize = 3;
 pub enum Verdict {
     /// It is in the stream.
     Kept,
-    /// It is on the list of what is to be left out.
+    /// It is on the list of documents to leave out.
     Excluded,
     /// It broke this rule of a filter first.
     Rejected(String),
-    /// Its text, or its words, stand before.
+    /// Its text, or its words, occurred before.
     Copy,
-    /// It is nearly another that stands before.
+    /// It is nearly the same as an earlier document.
     NearCopy,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// That of a document whose fate is known.
+    /// The verdict on a document whose fate is known.
     pub(crate) fn of(judged: &Judged, fate: Fate) -> Verdict {
         match (judged, fate) {
             (Judged::Excluded, _) => Verdict::Excluded,
@@ -90,7 +90,7 @@ impl Example {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OfVerdict {
     pub documents: u64,
-    /// Of their texts, as they were read.
+    /// Bytes of their texts, as they were read.
     pub bytes: u64,
     /// The first [`EXAMPLES`].
     pub examples: Vec<Example>,
@@ -164,7 +164,7 @@ impl Tally {
         self.count(Verdict::of(judged, *fate), &counted);
     }
 
-    /// Adds what was counted elsewhere.
+    /// Adds counts that were made elsewhere.
     pub(crate) fn add(&mut self, other: &Tally) {
         for (verdict, other) in &other.verdicts {
             if !self.verdicts.contains_key(verdict) {

@@ -174,7 +174,7 @@ impl PassedOver {
         if self.without_suffix > 0 {
             words.push(format!("{} without a suffix", self.without_suffix));
         }
-        // A name may hold what a shell or a glob would take for something else.
+        // A name may hold characters with a meaning in a shell or a glob.
         let is_plain = |suffix: &&str| {
             let is_word = suffix.chars().all(|c| c.is_alphanumeric() || "-_+".contains(c));
             is_word && Format::of_file(Path::new(&format!("a.{suffix}"))).is_ok()
@@ -196,7 +196,7 @@ impl Search {
         self.skipped.push(SkippedDocument { path, reason });
     }
 
-    /// Takes what stands at the path if it is a file.
+    /// Takes the file at the path; anything else there is skipped.
     fn take_file(&mut self, path: PathBuf, metadata: fs::Metadata) {
         if !metadata.is_file() {
             // A pipe or device could block, never end, or differ the second time.

@@ -224,7 +224,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// One more.
+    /// Adds a broken document.
     pub(crate) fn push(&mut self, broken: BrokenDocument) {
         self.count += 1;
         if self.named.len() < NAMED_BROKEN {

@@ -88,7 +88,7 @@ impl Read for Stream {
             said if said == ZSTD_WINDOW_TOO_LARGE => {
                 io::Error::new(io::ErrorKind::InvalidData, WindowTooLarge)
             }
-            // What no operating system has said, a decoder has, of what it was given.
+            // An error that is not the operating system's is the decoder's, about the bytes that it was given.
             _ if error.kind() == io::ErrorKind::Other && error.raw_os_error().is_none() => {
                 io::Error::new(io::ErrorKind::InvalidData, error)
             }
@@ -118,7 +118,7 @@ impl<R: Read> Read for NarrowBrotli<R> {
     }
 }
 
-/// A file that counts what is read of it.
+/// A file that counts the bytes that are read from it.
 struct Counted {
     file: File,
     count: ReadCount,

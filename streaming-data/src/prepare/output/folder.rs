@@ -25,7 +25,7 @@ use crate::{
 /// The middle of the names of hidden folders: after the output's name, before the part that differs between folders.
 const PREPARING: &str = ".preparing-";
 
-/// Whether this is the name of a data set in the making, or of what was left of one.
+/// Whether this is the name of a data set in the making, or of a rest that one left.
 pub(crate) fn is_in_the_making(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with('.') && name.contains(PREPARING))
 }

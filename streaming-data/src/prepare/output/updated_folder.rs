@@ -191,7 +191,7 @@ impl Output for UpdatedFolder {
     fn abandon(self: Box<Self>) {}
 }
 
-/// A moment before a change of the folder: tests look there at what a kill would leave, and let it fail.
+/// A moment before a change of the folder: tests look there at the files that a kill would leave, and let the change fail.
 #[cfg(not(test))]
 fn step() -> std::io::Result<()> {
     Ok(())

@@ -98,7 +98,7 @@ impl Output for UpdatedStore {
         self.unpruned.check(&self.folder)?;
         match self.folder.claim(INDEX_FILE, bytes.clone().into(), Some(&self.found)) {
             Ok(Some(_)) => Ok(()),
-            // The store may have done what it did not answer, or what it then refused to do again.
+            // The store may have replaced the index without an answer, and refused to do so again.
             _ if self.is_newest(&bytes) => Ok(()),
             Ok(None) => {
                 let path = self.folder.location().to_string().into();

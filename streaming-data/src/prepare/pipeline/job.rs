@@ -99,7 +99,7 @@ pub(crate) struct Cutting {
     pub reader: Option<Box<dyn ReadParts>>,
 }
 
-/// A part and what it is charged for.
+/// A part, and the bytes of memory that are charged for it.
 pub(crate) struct PartAtHand {
     pub input: usize,
     pub part: Part,
@@ -297,7 +297,7 @@ fn take_text(
     Ok(())
 }
 
-/// The error that an input is not what it was in the first pass.
+/// The error that an input has changed since the first pass.
 fn changed(path: &Path) -> PrepareError {
     PrepareError::InputChanged { path: path.to_owned() }
 }

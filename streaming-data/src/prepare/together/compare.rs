@@ -73,7 +73,7 @@ pub(super) struct Comparing<'a> {
     pub share: Share<'a>,
 }
 
-/// Process 0's side of the pass: verdicts on what it reads itself, what all did, and how many documents fall.
+/// Process 0's side of the pass: verdicts on the documents that it reads itself, the outcome of all processes, and how many documents fall.
 ///
 /// # Errors
 /// As [`pipeline::run`], that of a temporary file, and [`PrepareError::Parted`].
@@ -112,7 +112,7 @@ pub(crate) fn compare_together(
     Ok((verdicts, summary.outcome, summary.dedup))
 }
 
-/// A process's side of the pass: verdicts on what it reads, and what it did.
+/// A process's side of the pass: verdicts on the documents that it reads, and its outcome.
 ///
 /// # Errors
 /// As [`compare_together`].
@@ -188,7 +188,7 @@ pub(super) fn judge_for_others(
     send_groups(peers, verdicts.groups, &mut || ask(progress, Progress::default()))
 }
 
-/// Compares what `read` gives to what it is handed, on a thread of its own.
+/// Compares the documents that `read` signs, while it runs on a thread of its own.
 fn compare_what(
     read: impl FnOnce(&mut Signing<'_>, &mut Report<'_>) -> Result<Outcome, PrepareError> + Send,
     comparing: Comparing<'_>,

@@ -1,4 +1,4 @@
-//! Sends process 0 what a process reads of its own inputs.
+//! Sends the batches of a process's own inputs to process 0.
 
 use std::ops::ControlFlow;
 

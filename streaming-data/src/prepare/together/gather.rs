@@ -24,7 +24,7 @@ use crate::prepare::{
 
 pub(crate) type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// As [`pipeline::run`] with a collector, over all processes. The collector takes what they read, input after input, on this
+/// As [`pipeline::run`] with a collector, over all processes. The collector takes the batches of all, input after input, on this
 /// thread.
 ///
 /// # Errors

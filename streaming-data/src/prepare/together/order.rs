@@ -226,7 +226,7 @@ pub(super) fn give_orders(
     Ok(())
 }
 
-/// Sends a process what is wanted of its inputs: at most as many messages as there is room for wait for it.
+/// Sends a process the wanted documents of its inputs: at most as many messages as there is room for wait for it.
 fn send_wanted(
     peers: &dyn Peers,
     to: usize,

@@ -1,5 +1,5 @@
-//! Inputs that a process cannot read: process 0 looks whether it can. What it cannot read either is what it would be to one
-//! process, and otherwise the processes do not have the same inputs.
+//! Inputs that a process cannot read: process 0 tries to read them. An input that it cannot read either is treated as with one
+//! process; otherwise the processes do not have the same inputs.
 
 use std::{
     fs::{self, File},

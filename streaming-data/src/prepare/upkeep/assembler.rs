@@ -51,7 +51,7 @@ pub(crate) struct Assembler<'a> {
     tokens: u64,
     /// The part that the current shard follows.
     following: Option<usize>,
-    /// Tokens of a version before that are to be packed: a part, from one to before another.
+    /// Tokens of the previous version that are to be packed: a part, the first token, and the end.
     splices: VecDeque<(usize, u64, u64)>,
     /// Whether the current shard ends here.
     ends: bool,
@@ -181,7 +181,7 @@ impl<'a> Assembler<'a> {
             }
             None => {
                 self.follow(None);
-                // What is spliced stands before it.
+                // Spliced tokens come before it.
                 while let Some((part, from, end)) = self.splices.pop_front() {
                     self.splice(part, from, end)?;
                 }

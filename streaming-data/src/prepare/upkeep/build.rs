@@ -58,7 +58,7 @@ use crate::{
 /// Whether an input that looks as before is read all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verify {
-    /// It is not.
+    /// Inputs that look unchanged are not read.
     #[default]
     No,
     /// Everything is read and compared.
@@ -88,7 +88,7 @@ type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 /// Builds all files but the index.
 ///
 /// # Errors
-/// As [`prepare`](crate::prepare::prepare()), and what is wrong with the previous version.
+/// As [`prepare`](crate::prepare::prepare()), and the errors of reading the previous version.
 pub(crate) fn build(
     work: Work<'_>,
     upkeep: Upkeep<'_>,
@@ -185,7 +185,7 @@ pub(crate) fn build(
         outcome.groups = groups.map(|groups| groups.report(compared));
         outcome.difference = match former {
             None => None,
-            // It is the same version, which says what the update changed that made it.
+            // It is the same version: it has the changes by the update that made it.
             Some(former) if former.is_of(&state, &outcome.shards) => change_before,
             Some(former) => {
                 let verdicts = verdicts.as_ref();

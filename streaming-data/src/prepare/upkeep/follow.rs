@@ -57,7 +57,7 @@ struct Looks {
 }
 
 impl Follow {
-    /// Of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
+    /// Follows the inputs of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
     pub fn new(settings: UpdateSettings) -> Follow {
         Follow { settings, asked: None, made_of: None, unreadable: Vec::new() }
     }

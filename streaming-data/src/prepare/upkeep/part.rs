@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 28;
 /// The end of the name of a part.
 pub(crate) const PART_SUFFIX: &str = "part";
 
-/// A part that was opened: its bytes are what they should be.
+/// A part that was opened, and whose bytes agree with their hash.
 #[derive(Debug)]
 pub(crate) struct Part {
     /// Tokens that are in no row.

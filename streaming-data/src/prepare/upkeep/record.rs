@@ -55,7 +55,7 @@ pub(crate) enum Fate {
     Copy,
     /// It is a near copy of another.
     NearCopy,
-    /// It is not known, or lists and filters decided.
+    /// Not known, or lists and filters decided.
     Open,
 }
 
@@ -130,9 +130,9 @@ const LONGEST: u64 = 1 << 20;
 /// Values of earlier records to which a record refers.
 #[derive(Debug, Default)]
 struct Context {
-    /// Of the document before in its input.
+    /// Place of the document before, in the same input.
     place: u64,
-    /// Of the input before in the part.
+    /// Path of the input before, in the same part.
     path: Vec<u8>,
     /// In the order in which they come up in the part.
     rules: Vec<Arc<str>>,
@@ -239,13 +239,13 @@ impl RecordWriter {
         self.bytes.push(number as u8);
     }
 
-    /// Takes what was written; what follows is of the next part.
+    /// Takes the written bytes; the records that follow are in the next part.
     pub(crate) fn take_part(&mut self) -> Vec<u8> {
         self.context.next_part();
         std::mem::take(&mut self.bytes)
     }
 
-    /// Takes what was written; what follows is of the same part.
+    /// Takes the written bytes; the records that follow are in the same part.
     pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }

@@ -17,7 +17,7 @@ use super::{
     record::{RecordWriter, number},
 };
 
-/// Its name, in the folder of the state.
+/// Name of the file of looks, in the folder of the state.
 pub(crate) const SEEN_FILE: &str = "seen";
 
 /// File systems tell times in steps of up to two seconds.

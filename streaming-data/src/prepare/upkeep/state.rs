@@ -86,7 +86,7 @@ impl Methods {
 }
 
 impl Methods {
-    /// Whether what they say of a document is what this program says.
+    /// Whether they give the same results for a document as this program's methods.
     pub(crate) fn agree_on_documents(&self) -> bool {
         let own = Methods::own();
         self.words == own.words && self.signatures == own.signatures
@@ -94,7 +94,7 @@ impl Methods {
 }
 
 impl State {
-    /// That of a data set which is written now.
+    /// The state of a data set which is written now.
     pub(crate) fn new(
         settings: StoredSettings,
         tokenizer: ContentHash,
@@ -137,7 +137,7 @@ impl State {
             return Err(damaged(format!("hash {found}"), format!("{expected} as the index says")));
         }
         let state: State = serde_json::from_slice(bytes).map_err(syntax)?;
-        // What is left at the end may fill no row, and is in no shard then.
+        // The tokens at the end may fill no row, and are in no shard then.
         let (parts, shards) = (state.parts.len(), index.shards.len());
         match parts == shards || parts == shards + 1 {
             true => Ok(state),
@@ -259,7 +259,7 @@ impl Version {
         }
     }
 
-    /// All bytes of a shard, which are what the index says.
+    /// All bytes of a shard, compared with the hash in the index.
     ///
     /// # Errors
     /// The errors of reading it, and [`DataError::ShardHash`] for another file.

@@ -156,9 +156,9 @@ pub(super) struct Rates {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
     pub bucket_mebibytes: usize,
-    /// Of the way that training takes.
+    /// Rates of the exchange as training does it.
     pub ours: Rates,
-    /// Of what a library of collectives does alone, where it was measured too.
+    /// Rates of a library of collectives alone, where it was measured too.
     pub library_alone: Option<Rates>,
 }
 

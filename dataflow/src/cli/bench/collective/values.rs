@@ -37,14 +37,14 @@ pub(super) enum Agreement {
 /// An element that is not what it has to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Difference {
-    /// Of the arena.
+    /// The index in the arena.
     pub element: usize,
     pub expected: f32,
     pub found: f32,
 }
 
 impl Values {
-    /// Those of `workers` with arenas of `elements`.
+    /// The values of `workers` with arenas of `elements`.
     ///
     /// # Errors
     /// More workers than a tree has lanes.
@@ -145,7 +145,7 @@ impl Values {
 /// Hands the parts of an arena that begin at multiples of the period of `values` to `write`, with what belongs there.
 ///
 /// # Errors
-/// Those of `write`.
+/// The errors of `write`.
 pub(super) fn in_periods<E>(
     values: &[f32],
     elements: usize,

@@ -1,4 +1,4 @@
-//! A document's signature: what is known of its text once the text is gone.
+//! A document's signature: the numbers by which it is compared once its text is gone.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -20,7 +20,7 @@ pub(crate) struct Signature {
     pub near: Option<[u64; BANDS]>,
 }
 
-/// Makes signatures; what it holds is only room.
+/// Makes signatures; it holds only scratch memory.
 #[derive(Debug, Default)]
 pub(crate) struct Signer {
     words: Vec<u64>,

@@ -73,7 +73,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// One more, or one that was found before.
+    /// Adds a document, which may have been found before.
     pub(crate) fn insert(&mut self, likeness: Likeness, document: u64) {
         match likeness {
             Likeness::Copy => self.copies.insert(document),
@@ -249,7 +249,7 @@ impl BatchVerdicts<'_> {
         is_judged.then(|| self.verdicts.fate(document))
     }
 
-    /// Whether the batch, which ends here with this digest, is what it was in the first pass.
+    /// Whether the batch, which ends here with this digest, is the same as in the first pass.
     pub(crate) fn is_unchanged(&self, digest: &Digest) -> bool {
         self.document == self.end && self.expected == Some(digest.value())
     }

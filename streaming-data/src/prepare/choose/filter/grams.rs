@@ -55,7 +55,7 @@ pub(super) struct Grams {
     /// Characters of words 0 to i, not including i.
     characters: Vec<usize>,
     length: usize,
-    /// Of the run that begins at each word.
+    /// Hash of the run that begins at each word.
     hashes: Vec<u64>,
 }
 

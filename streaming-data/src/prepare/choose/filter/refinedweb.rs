@@ -1,7 +1,7 @@
 //! RefinedWeb's corrections of lines (Penedo et al. 2023, appendix G.2), as DCLM applies them.
 //!
-//! One rule after the other goes over all lines. What is trained on is the text without the dropped lines
-//! and cut phrases.
+//! One rule after the other goes over all lines. The text without the dropped lines and cut phrases is
+//! trained on.
 
 use serde::{Deserialize, Serialize};
 

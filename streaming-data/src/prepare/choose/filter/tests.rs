@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::*;
 
-/// A document, and what the sources of the sets make of it.
+/// A document, and the results of the sets' sources for it.
 #[derive(Deserialize)]
 struct Expected {
     text: String,

@@ -76,7 +76,7 @@ impl TokenEncoding {
         Some(TokenEncoding { element, shape })
     }
 
-    /// The numbers of a sample, or what it is instead.
+    /// The numbers of a sample; the error describes a sample that is no array of them.
     fn numbers<'a>(
         &self,
         sample: &'a [u8],

@@ -77,7 +77,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Sends what is left, and that it was all.
+    /// Sends the remaining verdicts, and a mark that they were the last.
     fn finish(&mut self) {
         for to in 0..self.pages.len() {
             for which in 0..2 {
