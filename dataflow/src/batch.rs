@@ -197,7 +197,7 @@ impl BatchPlan {
         self.grain_samples
     }
 
-    /// Samples of every grain of an evaluation but perhaps its last, which no lane bounds: the setting as it stands.
+    /// Samples of every grain of an evaluation, except perhaps its last; no lane bounds it. This is the setting as it was given.
     pub fn evaluation_grain_samples(&self) -> usize {
         self.evaluation_grain_samples
     }

@@ -57,7 +57,7 @@ impl RunLine for HistoryLine {
     }
 }
 
-/// Seconds since 1970, UTC; 0 where the clock of the machine stands before that.
+/// Seconds since 1970, UTC; 0 where the machine's clock is before that.
 pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -15,7 +15,7 @@ use tidemill_files::durable;
 use crate::error::{JobError, Result};
 use crate::operators::{Communication, EvaluationReport};
 
-/// `[metrics]`: what a run writes of its steps beside `metrics.jsonl`.
+/// `[metrics]`: the outputs of a run's steps beside `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsSettings {
@@ -185,7 +185,7 @@ impl<L: RunLine> RunLog<L> {
         self.last.as_ref()
     }
 
-    /// Complete lines that stood past the step that it was opened for.
+    /// The number of complete lines past the step that it was opened for.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -218,7 +218,7 @@ pub fn read<L: RunLine>(dir: &Path) -> Result<Vec<L>> {
 fn read_lines(path: &Path) -> Result<Option<String>> {
     let mut bytes = Vec::new();
     match File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        // A torn write may end inside a character; what is torn is dropped anyway.
+        // A torn write may end inside a character; a torn line is dropped anyway.
         Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(JobError::file("reading", path, source)),

@@ -215,7 +215,7 @@ impl RunFolder {
     }
 
     /// Makes the folder this run's. Of one in a store the logs and the complete checkpoint with the most updates are
-    /// fetched, after `on_fetch` was told its URL; it is there all the same if nothing is written then.
+    /// fetched, after `on_fetch` was called with its URL; it is there all the same if nothing is written then.
     ///
     /// # Errors
     /// As [`latest_checkpoint`](Self::latest_checkpoint), or files that are damaged.

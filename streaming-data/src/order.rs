@@ -1,4 +1,4 @@
-//! The canonical order: which sample stands at a position of the endless stream.
+//! The canonical order: which sample is at a position of the endless stream.
 //!
 //! Position -> sample is a pure function of the numbers of samples per shard and of the
 //! [`ShuffleSettings`]. It depends on no worker, thread or batch that reads the position.
@@ -121,7 +121,7 @@ pub struct CanonicalOrder {
     /// The shards one after the other as they are stored.
     stored: Arc<Concatenation>,
     /// The shards of the epochs used last, one after the other as that epoch permutes them. Two,
-    /// because readers that stand at a seam look to both sides of it.
+    /// because readers at a seam look to both sides of it.
     epochs: Mutex<VecDeque<(u64, Arc<Concatenation>)>>,
 }
 

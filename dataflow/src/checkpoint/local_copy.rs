@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 3;
 pub enum Wanted {
     /// `config.json`.
     Config,
-    /// The files that generate and score: all but the state of a run.
+    /// The files for generating and scoring: all files except the state of a run.
     Model,
     /// All that a checkpoint has.
     Checkpoint,

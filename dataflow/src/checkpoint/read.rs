@@ -70,7 +70,7 @@ impl Checkpoint {
         self.wanted.includes(name) && self.state.checksums.contains_key(name)
     }
 
-    /// Where the run stood.
+    /// The state of the run, from `trainer.json`.
     pub fn state(&self) -> &TrainerState {
         &self.state
     }

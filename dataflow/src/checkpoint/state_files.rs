@@ -73,7 +73,7 @@ impl StateFiles {
         &self.path
     }
 
-    /// Where the run stood.
+    /// The state of the run, from `trainer.json`.
     pub fn state(&self) -> &TrainerState {
         &self.state
     }

@@ -1,4 +1,4 @@
-//! `trainer.json`: where a run stood, and everything that may not change when it goes on.
+//! `trainer.json`: the place of a run at a checkpoint, and everything that may not change when it goes on.
 //!
 //! The bytes depend only on the state: keys are sorted, there is no time, host or world size.
 //! The file carries the checksums of its neighbours, and one of itself.
@@ -86,7 +86,7 @@ impl Checksum {
 pub fn checksum_file(path: &Path) -> Result<String> {
     let file =
         tidemill_files::open(path).map_err(|source| JobError::file("reading", path, source))?;
-    // Of a large file that is on its way a thread does not stand still.
+    // A thread that reads a large file does not stand still.
     checksum_of(file, path, || {
         progress::moved();
         Ok(())

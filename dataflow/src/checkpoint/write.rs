@@ -100,7 +100,7 @@ impl CheckpointWriter {
         Ok(Self { run_folder, partial, state, tensors, small, committed: false, files })
     }
 
-    /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in
+    /// Writes `values` at element `start` of a part's arena. Each element is written once, in
     /// any order.
     ///
     /// # Errors

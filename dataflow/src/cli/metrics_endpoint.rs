@@ -139,7 +139,7 @@ impl MetricsEndpoint {
             TrainEvent::Step(metrics) => {
                 numbers.step.set(metrics.step as f64);
                 for (of, number) in STEP_NUMBERS.iter().zip(&numbers.of_step) {
-                    // What a line does not have is as it was: memory is measured now and then.
+                    // A number that a line lacks stays as it was: memory is measured now and then.
                     if let Some(value) = (of.value)(metrics) {
                         number.set(value);
                     }

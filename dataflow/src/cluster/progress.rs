@@ -1,4 +1,4 @@
-//! Where each thread of a run stands, and whether it moves.
+//! The phase of each thread of a run, and whether the thread moves.
 //!
 //! That a process breathes says nothing of its work: a kernel that never returns, a file system that does not answer, or
 //! a reader that has gone leave all heartbeats as they were. So each worker and each guarded thread of a run has a
@@ -163,7 +163,7 @@ pub(super) enum Rhythm {
     Jobs,
 }
 
-/// Where one thread of a run stands.
+/// The phase and the progress of one thread of a run.
 #[derive(Debug)]
 pub(super) struct Station {
     pub(super) actor: Actor,

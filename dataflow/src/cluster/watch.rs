@@ -65,7 +65,7 @@ struct SeenPeer {
     since: Instant,
 }
 
-/// Where everything stood when it was last looked at.
+/// The stations of threads and the reports of peers at the last look.
 struct Watch {
     deadline: Duration,
     looked: Instant,

@@ -209,7 +209,7 @@ impl RunConfig {
             return Err(config_error(what));
         }
         let config: Self = if overrides.is_empty() {
-            // Straight from the text, so that an error can say in which line it stands.
+            // Straight from the text, so that an error can name the line.
             toml::from_str(text).map_err(|error| config_error(name_line(&error, text)))?
         } else {
             // The merged text is not the user's: an error names its key, not its line.

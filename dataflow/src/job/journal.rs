@@ -35,7 +35,7 @@ pub(super) struct Journal {
     evaluations: Option<RunLog<EvaluationReport>>,
     /// Requests that are asked at each evaluation.
     pub questions: Option<Arc<dyn Questions>>,
-    /// Tells what is held of the device of worker 0, where it has memory of its own.
+    /// Returns the bytes in use on the device of worker 0, where it has memory of its own.
     pub device_bytes: Option<DeviceBytes>,
     /// When memory was measured last.
     measured: Option<Instant>,

@@ -145,7 +145,7 @@ impl Legs {
             observer: Arc::clone(observer),
         };
         let first = Arc::clone(&lock(&legs.state).legs[0]);
-        // Faults of the data are told before the processes meet.
+        // Faults of the data are reported before the processes meet.
         let decoder = legs.decoder(&first)?;
         lock(&legs.state).first_decoder = Some(decoder);
         Ok(Arc::new(legs))

@@ -1,7 +1,7 @@
 //! Questions that a run is asked while it trains, and their requests behind the samples of an evaluation.
 //!
-//! A request is a sample of its own: its context is read and [not counted](UNCOUNTED), its continuation is, and what is left of the
-//! sample is filled up. So it takes the way of every other sample, and its log-likelihood has the same bits for any number of
+//! A request is a sample of its own: its context is read and [not counted](UNCOUNTED), its continuation is counted, and the rest of
+//! the sample is filled up. So it takes the way of every other sample, and its log-likelihood has the same bits for any number of
 //! workers and any microbatch.
 
 use std::collections::VecDeque;

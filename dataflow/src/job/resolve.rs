@@ -181,7 +181,7 @@ impl ResolvedRun {
         self.saved_cursor.clone().unwrap_or_else(begins)
     }
 
-    /// Whether the run's data is of several versions, or may come to be.
+    /// Whether the run's data has several versions, or may get them.
     fn has_moves(&self, saved: Option<&Cursor>) -> bool {
         let has_moved = |cursor: &Cursor| !cursor.moves.is_empty();
         self.config.data.follow == DataFollow::Latest

@@ -164,7 +164,7 @@ struct Cut {
     /// By chunk: the process of the worker that owns it.
     owners: Vec<usize>,
     process: usize,
-    /// Where parameters and the states of the optimizer stand.
+    /// The places of parameters and of the optimizer's states.
     arenas: StateArenas,
 }
 

@@ -215,7 +215,7 @@ impl Cut {
 struct State {
     plan: Arc<TrainingPlan>,
     worker: usize,
-    /// Where the states of the optimizer stand.
+    /// The places of the optimizer's states.
     arenas: Arc<StateArenas>,
     writers: StateWriters,
     /// On worker 0: the other writers.

@@ -394,7 +394,7 @@ fn mean<'a>(
     }
 }
 
-/// With what was found of requests, by their grains in order.
+/// The report with the answers to the requests, in the order of their grains.
 fn with_requests(
     report: EvaluationReport,
     requests: BTreeMap<u64, EvaluationLoss>,

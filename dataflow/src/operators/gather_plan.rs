@@ -247,7 +247,7 @@ mod tests {
         let body = |held| GatherPlan::new(&layout, &[held]).use_of(1).clone();
         let once = body(Held::whole::<Cpu>(&layout));
         assert_eq!((runs(&once.fp32), runs(&once.activation)), (vec![2], vec![1]), "{once:?}");
-        // Vectors stand side by side where they are there once more.
+        // Vectors that have a second copy are side by side in it.
         let twice = body(Held::whole::<Gpu<Emulator, Bf16>>(&layout));
         assert_eq!((runs(&twice.fp32), runs(&twice.activation)), (vec![1], vec![1]), "{twice:?}");
     }

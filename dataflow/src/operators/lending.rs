@@ -8,8 +8,8 @@
 //! together, each lends its part to the device threads of all: they read it where it is.
 //!
 //! The sums of gradients are the device thread's. A worker alone gives them along with the parameters, and has them
-//! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or is sent what the
-//! others have summed, and the device thread computes the next step once its parameters were gathered: then all have read.
+//! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or receives the others'
+//! sums, and the device thread computes the next step once its parameters were gathered: then all have read.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

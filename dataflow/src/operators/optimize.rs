@@ -84,7 +84,7 @@ impl<D: 'static> Addressed<D> {
 
 /// The inputs of [`Optimize`] besides the sums.
 pub struct OptimizeInputs<'scope> {
-    /// Tokens that this worker's lanes will count, if they are told before they are computed.
+    /// Tokens that this worker's lanes will count, if they are known before they are computed.
     pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,

@@ -40,7 +40,7 @@ pub trait SampleSource: 'static {
     /// The kind of sample that the model is trained on.
     type Sample: Sample;
 
-    /// Asks for the samples at `positions` after those asked for before. Returns at once; what was asked for
+    /// Asks for the samples at `positions` after those asked for before. Returns at once; the positions asked for
     /// bounds the source's memory.
     fn request(&mut self, positions: Range<u64>);
 

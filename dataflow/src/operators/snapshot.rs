@@ -87,7 +87,7 @@ pub trait Snapshot<'scope> {
 struct SnapshotSchedule {
     plan: Arc<TrainingPlan>,
     staging: Staging,
-    /// Where the states of the optimizer stand.
+    /// The places of the optimizer's states.
     arenas: Arc<StateArenas>,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,

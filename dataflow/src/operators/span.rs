@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidemill_collective::communicator::Interval;
 use tidemill_kernels::{Backend, Result};
 
-/// Spans that are kept before those that are over are measured: few of a step, which are measured behind it.
+/// Spans that are kept before ended ones are measured: a step has few spans, and they are measured after it.
 const KEPT_SPANS: usize = 1024;
 
 /// Communication between two points of a device stream.

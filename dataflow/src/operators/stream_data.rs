@@ -44,7 +44,7 @@ impl Positioned for RowBatch {
 /// `[s n, (s + 1) n)`; each worker reads a consecutive part of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPlan {
-    /// The steps that are streamed. To go on where a program stood, begin with the first that was not done.
+    /// The steps that are streamed. To go on after an earlier run, begin with the first step that was not done.
     pub steps: Range<u64>,
     /// Positions of a step, n: samples or rows.
     pub step_positions: NonZeroU64,

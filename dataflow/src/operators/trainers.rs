@@ -1,7 +1,7 @@
 //! Which workers of a dataflow train.
 //!
 //! Timely wants the same operators on every worker. Those that do not train have them without a device, parameters or threads, and
-//! nothing reaches them there: what they do besides is the program's.
+//! nothing reaches them there: what else they do is up to the program.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ impl Place {
         self.trainers.len()
     }
 
-    /// The worker that has rank `rank`; ranks beyond the last begin anew.
+    /// The worker that has rank `rank`; ranks beyond the last count from 0 again.
     pub fn worker(&self, rank: usize) -> usize {
         self.trainers[rank % self.trainers.len()]
     }

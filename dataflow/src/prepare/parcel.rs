@@ -17,7 +17,7 @@ use timely::dataflow::channels::{ContainerBytes, Message};
 /// The kind of a parcel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Nothing: what is left where a parcel was taken.
+    /// Nothing: the place of a parcel that was taken.
     #[default]
     Empty,
     /// A part of a message that has more.
@@ -39,7 +39,7 @@ pub(super) struct Parcel {
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of the header: what it is, destination, origin, and the length of what follows.
+/// Bytes of the header: kind, destination, origin, and the length of the rest.
 const HEADER_BYTES: usize = 24;
 const MAGIC: u32 = 0x7469_6470;
 

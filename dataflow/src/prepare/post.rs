@@ -4,8 +4,8 @@
 //! threads -> outgoing -> [Post] --exchange by destination--> [Deliver] -> inbox of this process, by origin -> threads
 //! ```
 //!
-//! Timely knows no bound for what is on its way, so messages take credit: between two processes [`WINDOW_BYTES`] may be sent that
-//! were not received, which is when a thread has taken them, and what was taken comes back as credit, by the same dataflow.
+//! Timely has no bound for data on its way, so messages take credit: between two processes [`WINDOW_BYTES`] may be sent that
+//! were not received. A message is received when a thread has taken it; its bytes come back as credit, by the same dataflow.
 //! Neither operator ever waits. The dataflow ends when all processes have closed their end of it.
 
 use std::collections::VecDeque;
@@ -51,7 +51,7 @@ struct State {
     outgoing: Vec<Parcel>,
     /// By process: bytes that were sent to it and not taken there.
     in_flight: Vec<u64>,
-    /// By process: what of its next message has arrived.
+    /// By process: the bytes of its next message that have arrived.
     arriving: Vec<Vec<u8>>,
     /// By process: messages that were not taken yet.
     inbox: Vec<VecDeque<Vec<u8>>>,

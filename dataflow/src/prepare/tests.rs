@@ -92,7 +92,7 @@ fn a_sender_waits_for_room_and_what_is_large_goes_alone() {
         while send(100_000)? {
             sent += 1;
         }
-        // What is on its way to another process takes none of the room here.
+        // Messages on their way to another process take none of the room here.
         assert!(peers.send(0, vec![1; 9 << 20], moment)?.is_none());
         assert_eq!(peers.receive(&[0], LONG)?.map(|(_, it)| it.len()), Some(9 << 20));
         is_full.wait();

@@ -28,7 +28,7 @@ use crate::{
     shard::{Footer, Rows, SliceReader},
 };
 
-/// Row groups whose decoding is kept, to go on from where it stands.
+/// Row groups whose decoding is kept, to go on from the slice that it has come to.
 const OPEN_GROUPS: usize = 8;
 
 /// A slice of a row group of a shard.

@@ -255,7 +255,7 @@ pub(crate) fn footer_at_end(end: &[u8]) -> Result<&[u8], ParquetError> {
     })
 }
 
-/// How many bytes of metadata stand before the tail, with which some bytes end.
+/// How many bytes of metadata are before the tail, with which some bytes end.
 fn metadata_bytes(bytes: &[u8]) -> Result<u64, ParquetError> {
     let tail = bytes.last_chunk::<{ TAIL_BYTES as usize }>();
     let tail = tail.ok_or_else(|| ParquetError::EOF("the file became shorter".to_owned()))?;

@@ -21,9 +21,9 @@ pub fn byte_char(byte: u8) -> char {
 
 /// A vocabulary: bytes, and tokens merged of them.
 ///
-/// Every two tokens that stand side by side in a word are a pair. What is merged next is the pair that occurs most often in all words; of
-/// several the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of the
-/// characters that stand for them, then the merged pairs, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
+/// Every two tokens that are side by side in a word are a pair. The pair that occurs most often in all words is merged next; of
+/// several, the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of their
+/// characters, then the merged pairs, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BytePairs {
     tokens: Vec<Vec<u8>>,
@@ -150,7 +150,7 @@ impl Training {
             if count == counted {
                 return (count >= least_count).then_some(pair);
             }
-            // It occurs less often since, and comes later; or it stands here a second time.
+            // It occurs less often since, and comes later; or it is here a second time.
             if count > 0 && count < counted {
                 self.order.push((count, Reverse(pair)));
             }

@@ -127,7 +127,7 @@ fn default_mebibytes(memory: MemoryPlace) -> usize {
     }
 }
 
-/// Rounds in `memory`, where a command does not say: so many that their threads' start is no part of what is measured.
+/// Rounds in `memory`, where a command does not say: so many that the start of threads does not count.
 fn default_rounds(memory: MemoryPlace) -> NonZeroU64 {
     const HOST: NonZeroU64 = NonZeroU64::new(16).unwrap();
     const DEVICE: NonZeroU64 = NonZeroU64::new(64).unwrap();

@@ -138,7 +138,7 @@ impl<B: Backend> Workers<'_, B> {
     /// Answers all that is left.
     ///
     /// # Errors
-    /// A device or disk that fails; what was answered before is in the file.
+    /// A device or disk that fails; the answers before the failure are in the file.
     pub(super) fn score(self, mut scoring: Scoring<'_>) -> anyhow::Result<Answers> {
         let left = std::mem::take(&mut scoring.left);
         let Some(&longest) = left.first() else { return scoring.finish() };

@@ -1,6 +1,6 @@
 //! A configuration file as a list of leaves: dotted path, value, line.
 //!
-//! YAML is read by events of a parser, JSON by the same, since JSON is YAML; what stands plain means what it means in OmegaConf, by which
+//! YAML is read by events of a parser, JSON by the same, since JSON is YAML; a plain scalar means the same as in OmegaConf, by which
 //! LLM Foundry reads its files: `1e-4` is a number, `on` is true. A list of scalars is one leaf; one of tables has a leaf for each of
 //! theirs, whose paths have the index (`eval_loader.0.label`).
 
@@ -115,7 +115,7 @@ pub(super) struct Leaf {
     pub(super) line: usize,
 }
 
-/// A value with its line, and what is in it.
+/// A value with its line, and its content.
 #[derive(Clone, Debug)]
 struct Node {
     line: usize,

@@ -1,4 +1,4 @@
-//! Composer's times: `100ba`, `1ep`, `2e9tok`, `0.1dur`, and in what they can be counted here.
+//! Composer's times: `100ba`, `1ep`, `2e9tok`, `0.1dur`, and their conversion to steps.
 
 use super::document::Value;
 use super::translation::Translation;

@@ -13,7 +13,7 @@ pub(super) fn is_one(translation: &Translation) -> bool {
     translation.has("model") && others.iter().any(|key| translation.has(key))
 }
 
-/// Says of every leaf what it becomes.
+/// Translates every leaf, or says why it is left out.
 ///
 /// # Errors
 /// A value that its key cannot have.

@@ -6,7 +6,7 @@ use super::translation::{Reasons, TABLES, Translation};
 
 /// Where lines of comments end.
 const LINE_CHARACTERS: usize = 100;
-/// A remark of more characters stands above its key.
+/// A remark of more characters is above its key, not beside it.
 const LONGEST_BESIDE: usize = 60;
 
 /// The text; `title` is its first line.

@@ -158,7 +158,7 @@ impl Translation {
         }
     }
 
-    /// Writes a key because of the leaves `paths`, with what there is to say of it.
+    /// Writes a key because of the leaves `paths`, with a remark on it.
     pub(super) fn write(
         &mut self,
         key: &str,
@@ -200,7 +200,7 @@ impl Translation {
         self.to_fill_in.push(key.to_owned());
     }
 
-    /// Says below the name of a table why leaves need no key there, or what is different. A path names all that is below it.
+    /// Says below the name of a table why leaves need no key there, or in which way the key differs. A path names all that is below it.
     pub(super) fn remark(&mut self, table: &'static str, paths: &[&str], reason: &str) {
         let taken: Vec<String> = self.take(paths).iter().map(quote).collect();
         if !taken.is_empty() {
@@ -208,7 +208,7 @@ impl Translation {
         }
     }
 
-    /// Says below the name of a table what no leaf says.
+    /// Adds a remark below the name of a table that is about no leaf.
     pub(super) fn say(&mut self, table: &'static str, what: &str) {
         self.tables.entry(table).or_default().remarks.add(what, []);
     }
@@ -221,19 +221,19 @@ impl Translation {
         }
     }
 
-    /// Says at the top what is not as it was, because of no leaf.
+    /// Adds a remark at the top on a difference that comes from no leaf.
     pub(super) fn warn(&mut self, what: &str) {
         self.left.add(what, []);
     }
 
-    /// Settles what has no value, before any rule sees it.
+    /// Settles leaves without a value, before any rule sees them.
     pub(super) fn settle_nulls(&mut self) {
         self.settle(&|leaf| leaf.value == Value::Null, |this, paths| {
             this.remark("run", paths, "Without a value there, so as if it were not there");
         });
     }
 
-    /// Settles what no rule has: what `${...}` names, and what is unknown.
+    /// Settles the leaves that no rule has settled: leaves that `${...}` names, and unknown ones.
     pub(super) fn settle_the_rest(&mut self, named: &BTreeSet<String>) {
         self.settle(&|leaf| named.contains(&leaf.path), |this, paths| {
             this.remark("run", paths, "Written out where ${...} named it");
@@ -261,7 +261,7 @@ impl Translation {
     }
 }
 
-/// Whether a leaf is `path` or stands below it.
+/// Whether a leaf is `path` or is below it.
 fn is_below(leaf: &str, path: &str) -> bool {
     leaf.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -13,7 +13,7 @@ use crate::cli::Format;
 use crate::cli::exit::one_line;
 use crate::cli::output::{counted, result_line};
 
-/// Prints the report; `output` is without what may be secret in a URL.
+/// Prints the report; `output` is without the secret parts of a URL.
 pub(super) fn print(
     report: &PrepareReport,
     output: &Location,

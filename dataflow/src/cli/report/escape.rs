@@ -12,7 +12,7 @@ impl<T: Display> Display for Escaped<T> {
     }
 }
 
-/// Escapes what is written through it.
+/// Escapes the text that is written through it.
 struct Escaping<'a, 'b>(&'a mut Formatter<'b>);
 
 impl Write for Escaping<'_, '_> {

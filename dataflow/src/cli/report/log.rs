@@ -1,4 +1,4 @@
-//! A log of a run folder, read for a page: every number of every line by its name, and what is wrong in words.
+//! A log of a run folder, read for a page: every number of every line by its name, and its faults in words.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::series::Series;
 use crate::error::JobError;
 
-/// The largest line that is read: what is longer is no line of a log.
+/// The longest line that is read, in bytes: longer ones are no lines of a log.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// The most names of numbers that are plotted; a log has a few of them.
 const MOST_NAMES: usize = 200;
@@ -95,7 +95,7 @@ impl Log {
     }
 }
 
-/// Gives every complete line of `name` in `dir`, where it is there, to `read`; `notes` are told of those that it refuses.
+/// Gives every complete line of `name` in `dir`, where it is there, to `read`; `notes` gets a note on the lines that it refuses.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -23,7 +23,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 /// Numbers without a chart: they are in tables, or in the chart of losses.
 const TOLD_ELSEWHERE: [&str; 3] = ["loss", "tokens", "elapsed_seconds"];
 
-/// Numbers of metrics that have charts before others, by their keys in a log, and what the charts are called.
+/// Numbers of metrics that have charts before others, by their keys in a log, with the titles of the charts.
 fn known() -> impl Iterator<Item = (&'static str, &'static str)> {
     let of_steps = STEP_NUMBERS.iter().map(|number| (number.key, number.description));
     let derived = (STEP_MILLISECONDS, "Time of a step (ms)");

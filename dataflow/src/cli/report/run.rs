@@ -1,4 +1,4 @@
-//! A run as a page shows it: what its folder holds, read with patience for what is damaged.
+//! A run as a page shows it: the content of its folder, whose damaged parts are skipped.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ use crate::metrics::{RunLine, StepMetrics};
 use crate::operators::EvaluationReport;
 use crate::run_folder::{DEVICES_FILE, RUN_CONFIG_FILE};
 
-/// The name of what is derived from counted tokens and their rate: how long a step took.
+/// The name of the numbers that are derived from counted tokens and their rate: the time of a step.
 pub(super) const STEP_MILLISECONDS: &str = "step_milliseconds";
 
 /// A run.

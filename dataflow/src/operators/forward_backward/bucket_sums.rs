@@ -29,11 +29,11 @@ pub(super) trait Departing<B: Backend> {
 /// Memory for the gradients of a bucket.
 struct Piece<B: Backend> {
     gradients: B::Buffer<f32>,
-    /// The sums that others were told of and may read.
+    /// The sums that were posted to others, who may read them.
     reading: Option<Reading<B>>,
 }
 
-/// Where a use stands.
+/// The place of a use.
 struct Place {
     bucket: usize,
     start: usize,

@@ -1,4 +1,4 @@
-//! The parameters of a block, gathered from the workers that hold them before it runs, and let go behind it.
+//! The parameters of a block, gathered from the workers that hold them before it runs, and dropped after it.
 //!
 //! Two pieces of memory take turns: in one are the parameters of the block that runs, and into the other those of the next come
 //! meanwhile, on a device stream of their own. They come from where their holders have them: nothing is staged.

@@ -35,7 +35,7 @@ impl<B: Backend, M> Outbox<'_, B, M> {
         starts.map(|start| start..start + elements).collect()
     }
 
-    /// Where the uses of bucket `bucket` begin that stand one after the other.
+    /// The ranges of the uses of bucket `bucket`, which follow each other.
     fn in_turn(&self, bucket: usize) -> Vec<Range<usize>> {
         let planned = &self.parts.plan.buckets.buckets()[bucket];
         let elements = planned.range.len();

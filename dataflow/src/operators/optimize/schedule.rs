@@ -18,7 +18,7 @@ use crate::operators::ticket::Ticket;
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
-    /// Tokens that lanes will count, if they are told before.
+    /// Tokens that lanes will count, if they are known before.
     counted: Vec<Option<u64>>,
     /// By bucket: whether it is summed.
     summed: Vec<bool>,
@@ -33,7 +33,7 @@ struct StepLoss {
     last: bool,
 }
 
-/// Where a worker's optimizer stands.
+/// The progress of a worker's optimizer.
 pub(super) struct OptimizerSchedule {
     plan: Arc<TrainingPlan>,
     pace: UpdatePace,

@@ -102,7 +102,7 @@ impl<B: Backend> OwnedState<B> {
         let ended = ended.and_then(|()| Ok(state.trace.finish(&*state.backend)?));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
-            // Work that waits for others on the device would not end before they are told.
+            // Work on the device that waits for others would not end before they are aborted.
             communicator.abort_handle()();
         }
         // Memory that other workers have posted is read until then, and given back afterwards. A device that fails has said so.

@@ -49,7 +49,7 @@ impl<B: Backend> TreeSums<B> {
             let left = nodes.last().map(|(left, _)| *left);
             tree.parent(right).filter(|_| left.is_some() && left == tree.sibling(right))
         };
-        // A joined sum stands where its left half did.
+        // A joined sum replaces its left half.
         let mut right: Option<B::Buffer<f32>> = None;
         while let Some(parent) = joined(&self.nodes, node)
             && let Some((_, mut left)) = self.nodes.pop()

@@ -54,7 +54,7 @@ pub enum Dedup {
     /// Documents whose text is the same, byte for byte.
     Exact,
     /// Documents whose words are the same in the same order: letters in whatever case, any digits for others, and
-    /// whatever stands between words.
+    /// whatever is between words.
     ExactWords,
     /// These, and documents that have most runs of five words in common: of pairs with a similarity (Jaccard's) of
     /// 0.5 it finds 5 %, of 0.75 77 %, of 0.85 99 %.

@@ -24,7 +24,7 @@ use crate::{
 pub struct Difference {
     /// The previous version.
     pub former: ContentHash,
-    /// Inputs: changed where their documents are others, or stand elsewhere in them.
+    /// Inputs: changed where their documents are others, or are at other places in them.
     pub inputs: Changed,
     /// Documents.
     pub documents: Changed,

@@ -76,7 +76,7 @@ pub(crate) fn sources(inputs: &[(String, OfInput)]) -> Sources {
     Sources { listed, others }
 }
 
-/// Sources by the first `depth` folders of their paths; inputs that are in fewer stand by themselves.
+/// Sources by the first `depth` folders of their paths; inputs that are in fewer folders are sources of their own.
 fn grouped(inputs: &[(String, OfInput)], depth: usize) -> BTreeMap<&str, Source> {
     let mut groups: BTreeMap<&str, Source> = BTreeMap::new();
     for (path, counts) in inputs {

@@ -1,6 +1,6 @@
 //! The folder that is written aside and put in place when it is complete.
 //!
-//! A folder of shards without an index is a data set too, so half of one must never stand under
+//! A folder of shards without an index is a data set too, so half of one must never be under
 //! the output's name. Everything is written into a hidden folder next to the output, synced, and
 //! renamed in one step. Nothing that was there is overwritten, and on failure nothing of ours
 //! stays: neither the hidden folder nor parents that were made for it. What a killed process left

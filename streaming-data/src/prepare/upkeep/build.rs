@@ -424,7 +424,7 @@ impl<'a> Assembly<'a> {
         let former = self.former.expect("a shard that is kept is of a version before");
         let file = self.writer.next_name(shard.hash)?;
         if !former.index.shards.iter().any(|shard| shard.file == file) {
-            // The same content stands more often than before.
+            // The same content occurs more often than before.
             let content = former.read_shard(shard)?;
             self.writer.output().put(&file, content)?;
         }

@@ -47,7 +47,7 @@ impl<B: Backend> DeviceArena<B> {
         Ok(())
     }
 
-    /// Shows the elements `of_arena` as they were received; as sums they are what is owned of a bucket.
+    /// Shows the elements `of_arena` as they were received; of sums these are the owned elements of a bucket.
     pub(super) fn show(
         &mut self,
         what: Exchanged,

@@ -172,7 +172,7 @@ pub(super) struct Arms {
     pub library_alone: Option<Box<dyn Arm>>,
 }
 
-/// Seconds of all rounds of one size of buckets, of each arm: of sums and of what is gathered.
+/// Seconds of all rounds of one size of buckets, for each arm: of the sums, and of the gathering.
 type Seconds = Vec<[f64; 2]>;
 
 /// Measures each of `plans` with what `make` makes for each worker; and says which way bytes went.
@@ -264,7 +264,7 @@ fn time(
                 let since = Instant::now();
                 run.rounds(context, what, of_turn)?;
                 seconds[index] += since.elapsed().as_secs_f64();
-                // Until then others may read what is compared here.
+                // Until then others may read the buffers that are compared here.
                 together.wait(context)?;
                 if turn + 1 == turns {
                     run.check(context.index(), what)?;
@@ -300,7 +300,7 @@ impl Run<'_> {
         })
     }
 
-    /// Compares all of `what` that `worker` received with what it has to be.
+    /// Compares all of `what` that `worker` received with the expected values.
     fn check(&mut self, worker: usize, what: Exchanged) -> std::result::Result<(), Failure> {
         let (by, plan) = (self.by, self.plan);
         let agreement = match by {

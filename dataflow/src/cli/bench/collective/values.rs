@@ -34,7 +34,7 @@ pub(super) enum Agreement {
     WithinRounding,
 }
 
-/// An element that is not what it has to be.
+/// An element with another value than expected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Difference {
     /// The index in the arena.

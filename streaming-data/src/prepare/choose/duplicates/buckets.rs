@@ -1,7 +1,7 @@
 //! Which documents are not the first of a bucket.
 //!
 //! Entries of documents (bucket, number) come in any order. They are gathered up to a bound of memory, sorted, and
-//! all but the first of each bucket are marked at once; the remaining entries go to a file. At the end
+//! all entries except the first of each bucket are marked at once; the remaining entries go to a file. At the end
 //! the files are merged, and of each bucket the first document stays. Nothing here depends on the bound, or on the
 //! order, but the time.
 

@@ -26,7 +26,7 @@ mod interleaved;
 
 use interleaved::{Change, folder, is_calm, killed, now, seeds, two_writers};
 
-/// Among these are seeds that show each of the failures that the test was seen to find.
+/// For each fault that the test was seen to find, one of these seeds shows it.
 const SEEDS: Range<u64> = 0..130;
 const SHARDS: usize = 3;
 
