@@ -275,7 +275,7 @@ impl BatchPlan {
         Ok(schedule.of_worker(worker))
     }
 
-    /// The samples of `lanes`, which are in order, counted from the start of the step: those of neighbours as one range.
+    /// The samples of `lanes`, which are in order, counted from the start of the step: the samples of neighbouring lanes as one range.
     pub fn samples_of(&self, lanes: &[usize]) -> Vec<Range<usize>> {
         let neighbours = lanes.chunk_by(|&lane, &next| lane + 1 == next);
         let samples = |lanes: &[usize]| {

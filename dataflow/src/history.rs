@@ -23,7 +23,7 @@ pub enum HistoryLine {
 /// A start, or a resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
-    /// Updates done: 0, or those of the checkpoint.
+    /// Updates done: 0, or the updates of the checkpoint.
     pub step: u64,
     /// Steps behind it that the metrics had already, and that are done again.
     pub steps_again: u64,

@@ -32,7 +32,7 @@ use crate::job::StopRequest;
 /// wait for each other; what else it does is up to `work`.
 ///
 /// # Errors
-/// The first error of any process, and those of [`Cluster`](crate::cluster::Cluster).
+/// The first error of any process, and the errors of [`Cluster`](crate::cluster::Cluster).
 pub fn together<R: Send + 'static>(
     cluster: ClusterSettings,
     stop: &StopRequest,

@@ -46,7 +46,7 @@ use crate::operators::EvaluationReport;
 /// The name of the resolved config in a run folder.
 pub const RUN_CONFIG_FILE: &str = "run.toml";
 
-/// The name of the list of devices in a run folder: those of process 0's workers when the run was last started.
+/// The name of the list of devices in a run folder: the devices of process 0's workers when the run was last started.
 pub const DEVICES_FILE: &str = "devices.json";
 
 /// The folder of the cache in which runs of stores have their local folders.
@@ -295,7 +295,7 @@ impl RunFolder {
         durable::sync(&metrics).map_err(|source| JobError::file("syncing", &metrics, source))?;
         durable::sync_if_there(&evaluations)
             .map_err(|source| JobError::file("syncing", &evaluations, source))?;
-        // Their names, and that of the folder of checkpoints.
+        // Syncs their names, and the name of the folder of checkpoints.
         durable::sync_folder(&self.path)
             .map_err(|source| JobError::file("syncing", &self.path, source))
     }

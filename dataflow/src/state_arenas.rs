@@ -37,7 +37,7 @@ impl StateArenas {
         self.parts.get(part.index())
     }
 
-    /// The layout of a part's arena: of no such state, that of the parameters.
+    /// The layout of a part's arena; the layout of the parameters where there is no such state.
     pub(crate) fn layout(&self, part: StatePart) -> &Layout {
         self.of(part).unwrap_or(&self.parts[0]).layout()
     }

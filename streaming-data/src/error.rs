@@ -171,7 +171,7 @@ pub enum DataError {
         path: PathBuf,
     },
 
-    /// The size of a shard is not that of the index.
+    /// The size of a shard differs from the size in the index.
     #[error(
         "shard {path} has {found} bytes, expected {expected} as the index says: \
          it is truncated or was replaced",
@@ -186,7 +186,7 @@ pub enum DataError {
         found: u64,
     },
 
-    /// The number of rows of a shard is not that of the index.
+    /// The number of rows of a shard differs from the number in the index.
     #[error(
         "shard {path} has {found} rows, expected {expected} as the index says",
         path = path.display()
@@ -200,7 +200,7 @@ pub enum DataError {
         found: u64,
     },
 
-    /// The content of a shard is not that of the index.
+    /// The content of a shard differs from the hash in the index.
     #[error(
         "shard {path} is damaged: its hash is {found}, expected {expected} as the index says",
         path = path.display()
@@ -229,7 +229,7 @@ pub enum DataError {
         found: ContentHash,
     },
 
-    /// The footer of a shard is not that of the index.
+    /// The footer of a shard differs from the hash in the index.
     #[error(
         "the footer of shard {path} is damaged: its hash is {found}, expected {expected} as the \
          index says",
@@ -244,7 +244,7 @@ pub enum DataError {
         found: ContentHash,
     },
 
-    /// A row group of a shard is not that of its footer.
+    /// A row group of a shard differs from the hash in its footer.
     #[error(
         "row group {group} of shard {path} is damaged: its hash is {found}, expected {expected} as \
          the footer says",

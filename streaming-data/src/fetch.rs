@@ -41,7 +41,7 @@
 //! and the shards that the stream soon returns to, or shards would be downloaded again and again.
 //! [`Decoder::new`](crate::reader::Decoder::new) refuses a limit below
 //!
-//! | order | bytes, at most those of all shards |
+//! | order | bytes, at most the bytes of all shards |
 //! |---|---|
 //! | `none`, `shard` | the largest shard, `threads + 1` times |
 //! | `window` | that, and one more of the largest, and the shards that make up `2 * window_samples` samples, those with the most bytes per sample first |

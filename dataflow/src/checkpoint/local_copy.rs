@@ -57,7 +57,7 @@ struct Copied {
     _folder: ScratchFolder,
 }
 
-/// The folder for copies in that of the cache.
+/// The folder for copies, in the folder of the cache.
 const COPIES: &str = "copies";
 
 /// The prefix of the names of copies.

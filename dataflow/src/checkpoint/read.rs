@@ -28,7 +28,7 @@ impl Checkpoint {
         Self::open_for(path, Wanted::Checkpoint)
     }
 
-    /// Opens the checkpoint in `path` for those of its files that are `wanted`: no other is read or verified.
+    /// Opens the checkpoint in `path`. Only the files that are `wanted` are read and verified.
     ///
     /// # Errors
     /// A file that is missing, truncated or changed, each named.

@@ -178,7 +178,7 @@ impl TrainerState {
     /// Verifies bytes of [`to_bytes`](Self::to_bytes); errors name `path`.
     ///
     /// # Errors
-    /// Damaged bytes, or those of a later version.
+    /// Damaged bytes, or bytes of a later version.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
         let damaged = |what: String| JobError::checkpoint(path, what);
         let mut value: Value = serde_json::from_slice(bytes)
@@ -202,7 +202,7 @@ impl TrainerState {
         }
         let state: Self = serde_json::from_value(value)
             .map_err(|error| damaged(format!("expected the state of a run: {error}")))?;
-        // A name with a folder in it could be that of any file of the machine.
+        // A name with a folder in it could name any file of the machine.
         let is_beside = |name: &str| {
             let mut parts = Path::new(name).components();
             matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))

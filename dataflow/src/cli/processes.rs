@@ -170,7 +170,7 @@ pub(super) fn quiet_worker_panics() {
 }
 
 impl Place {
-    /// Which of its machine's workers are those of this process, or of the first that it starts.
+    /// The workers of this process, or of the first process that it starts, among all workers of its machine.
     pub(crate) fn workers_here(&self) -> LocalWorkers {
         match self {
             Self::Member(member) => LocalWorkers::of(&member.cluster),

@@ -1,4 +1,4 @@
-//! Processes of this program that it starts itself and watches over: those of `-n`.
+//! Processes of this program that it starts itself and watches over, as `-n` asks.
 
 use std::ffi::OsString;
 use std::process::Command;

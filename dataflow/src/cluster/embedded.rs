@@ -1,4 +1,4 @@
-//! Workers of a timely runtime that a program of its own has started: they run with the same care as those of a [`Cluster`](super::Cluster).
+//! Workers of a timely runtime that a program of its own has started: they run with the same care as the workers of a [`Cluster`](super::Cluster).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -109,7 +109,7 @@ impl EmbeddedRun {
         &self.0.abort
     }
 
-    /// Runs `work` on `worker`, then steps until all its dataflows are complete, others than those of `work` too: to be called by
+    /// Runs `work` on `worker`, then steps until all its dataflows are complete, also dataflows that `work` did not build: to be called by
     /// the closure that timely calls, on every worker. `None` where the run was ended before; the dataflows are then dropped.
     pub fn work<R>(
         &self,

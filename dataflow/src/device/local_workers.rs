@@ -1,10 +1,10 @@
-//! Which of its machine's workers those of a process are.
+//! The workers of a process among all workers of its machine.
 
 use std::num::NonZeroUsize;
 
 use crate::cluster::{ClusterSettings, host};
 
-/// Which of its machine's workers those of this process are.
+/// The workers of this process among all workers of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalWorkers {
     /// Workers of earlier processes on the same machine.

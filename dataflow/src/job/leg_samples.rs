@@ -37,7 +37,7 @@ struct Reading {
 }
 
 impl LegSamples {
-    /// For a worker; that of index 0 reads for as long as decisions may be due.
+    /// For a worker; the worker of index 0 reads for as long as decisions may be due.
     pub(super) fn new(legs: &Arc<Legs>, worker: usize) -> Self {
         Self {
             legs: Arc::clone(legs),

@@ -8,7 +8,7 @@
 //! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
 //! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and the workers that wait for it go on. Nothing of the
 //! graph waits: a [source](super::leg_samples) that has no samples yet answers none. Samples of a leg are decoded once all workers of the process have
-//! those of the leg before, so that memory and cache are those of one decoder.
+//! the samples of the leg before, so that memory and cache are as for one decoder.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -39,7 +39,7 @@ pub struct ResolvedRun {
     pub(super) saved_cursor: Option<Cursor>,
     /// The data set of evaluations, and how many of its samples are read.
     pub evaluation: Option<(Mixture, u64)>,
-    /// The requests of each evaluation: those of `evaluation.tasks` in tokens.
+    /// The requests of each evaluation: the questions of `evaluation.tasks`, in tokens.
     pub questions: Option<Arc<dyn Questions>>,
     /// The model that is trained.
     pub model: Arc<Blueprint>,
@@ -209,7 +209,7 @@ impl ResolvedRun {
         self.config.schedule.steps.unwrap_or(self.steps)
     }
 
-    /// Makes `horizon` that of the schedule, with the settings that depend on it.
+    /// Makes `horizon` the horizon of the schedule, with the settings that depend on it.
     pub(super) fn set_horizon(&self, state: &mut TrainerState, horizon: u64) {
         let warmup_steps = self.config.schedule.resolved_warmup_steps(horizon);
         for (key, steps) in [(HORIZON_KEY, horizon), (WARMUP_KEY, warmup_steps)] {

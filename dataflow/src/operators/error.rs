@@ -132,7 +132,7 @@ pub enum GraphError {
         /// The chunk.
         chunk: usize,
     },
-    /// The initial state that was given to the graph is not that of its model.
+    /// The initial state that was given to the graph does not fit its model.
     #[error("the initial state has {found} elements, expected at least {expected}")]
     InitialState {
         /// Elements that are needed.
@@ -140,7 +140,7 @@ pub enum GraphError {
         /// Elements that were given.
         found: usize,
     },
-    /// The initial state that was given to the graph is not that of its update rule.
+    /// The initial state that was given to the graph does not fit its update rule.
     #[error("the initial state has {found} states of the optimizer, expected {expected}")]
     InitialStates {
         /// States that the rule has.

@@ -69,7 +69,7 @@ pub struct Evaluation<S = Tokens> {
 }
 
 impl<S: Sample> Evaluation<S> {
-    /// The evaluation that `plan` says, of samples of `source`, which is asked for those of one worker's grains.
+    /// The evaluation of `plan`, with samples from `source`, which is asked for the samples of one worker's grains.
     pub fn new(plan: EvaluationPlan, source: impl SampleSource<Sample = S>) -> Self {
         Self { plan, source: Box::new(source) }
     }

@@ -25,7 +25,7 @@ impl FromMember {
 #[derive(Clone, Debug)]
 pub(super) struct GatheredUse {
     pub(super) packing: Packing,
-    /// Where its fp32 elements and those of activation precision begin among those of its block.
+    /// Where its fp32 elements and its elements of activation precision begin, within those of its block.
     pub(super) starts: [usize; 2],
     pub(super) fp32: Vec<FromMember>,
     pub(super) activation: Vec<FromMember>,

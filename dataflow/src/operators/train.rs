@@ -139,7 +139,7 @@ pub struct TrainingStreams<'scope> {
 impl<B: Backend, M: Trainable<B>> Training<B, M> {
     /// The graph over samples of `source`, evaluated as `evaluation` says, the same on every worker.
     ///
-    /// The samples of a worker are those of its lanes; `source` is asked for exactly these. Where the worker does not
+    /// A worker reads the samples of its lanes; `source` is asked for exactly these. Where the worker does not
     /// [train](TrainingPlan::trainers), these parts are let go: see [`build_elsewhere`](Self::build_elsewhere).
     pub fn build<'scope>(
         self,
@@ -164,7 +164,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     }
 
     /// The graph of [`build`](Self::build) on a worker that does not [train](TrainingPlan::trainers), without a device, parameters or
-    /// threads. All its streams are empty. `evaluation` is that of the other workers.
+    /// threads. All its streams are empty. `evaluation` is the plan of the other workers' evaluation.
     pub fn build_elsewhere<'scope>(
         scope: Scope<'scope, u64>,
         plan: &Arc<TrainingPlan>,

@@ -138,7 +138,7 @@ pub enum PrepareError {
         found: usize,
     },
 
-    /// The content of an MDS shard is not that of its index.
+    /// The content of an MDS shard differs from the hash in its index.
     #[error(
         "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says"
     )]

@@ -83,7 +83,7 @@ impl Operation {
             file.metadata().map_err(DataError::io("look at what becomes", self.url()))?.len();
         let source = Source { file: Arc::new(file), bytes };
         let mut attempts = Attempts::new(self);
-        // The upload tells no progress: its deadline is that of the whole.
+        // The upload reports no progress: its deadline covers the whole.
         attempts.bytes = source.bytes;
         loop {
             let written = match source.bytes <= PART_BYTES {

@@ -29,7 +29,7 @@ use crate::cli::output::{counted, note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
 
-/// The keys that must agree with those of an earlier result.
+/// The keys that must agree with the keys of an earlier result.
 const MEASURED: [&str; 7] =
     ["preset", "against", "prompt_tokens", "new_tokens", "batches", "threads", "DeviceArguments"];
 /// The numbers that are drawn: beyond lie only numbers that nothing measured, and the limits of axes.

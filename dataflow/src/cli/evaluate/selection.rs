@@ -1,4 +1,4 @@
-//! Which tasks are asked: those that are named, and those of suites.
+//! Which tasks are asked: named tasks, and the tasks of suites.
 
 use tidemill_evaluation::EvaluationError;
 use tidemill_evaluation::builtin;

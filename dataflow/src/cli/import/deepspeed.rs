@@ -14,7 +14,7 @@ const OWN: [&str; 4] = [
     "zero_optimization",
 ];
 
-/// Whether the leaves are those of such a file.
+/// Whether the leaves are from a file of this framework.
 pub(super) fn is_one(translation: &Translation) -> bool {
     OWN.iter().any(|key| translation.has(key))
 }

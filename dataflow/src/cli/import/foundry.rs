@@ -7,7 +7,7 @@ mod training;
 use super::duration::{Scale, Time, Unit};
 use super::translation::Translation;
 
-/// Whether the leaves are those of such a file.
+/// Whether the leaves are from a file of this framework.
 pub(super) fn is_one(translation: &Translation) -> bool {
     let others = ["max_duration", "train_loader", "global_train_batch_size"];
     translation.has("model") && others.iter().any(|key| translation.has(key))

@@ -270,7 +270,7 @@ fn quote(leaf: &Leaf) -> String {
     format!("{} = {}", leaf.path, leaf.value.quoted())
 }
 
-/// Whether a value of the output says what that of the input does.
+/// Whether a value of the output means the same as a value of the input.
 fn same(input: &Value, output: &toml::Value) -> bool {
     match (input, output) {
         (Value::Flag(one), toml::Value::Boolean(other)) => one == other,

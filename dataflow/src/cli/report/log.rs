@@ -14,7 +14,7 @@ const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// The most names of numbers that are plotted; a log has a few of them.
 const MOST_NAMES: usize = 200;
 
-/// The numbers of a log: those of an inner object are called `outer.inner`.
+/// The numbers of a log; a number of an inner object is called `outer.inner`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     pub series: BTreeMap<String, Series>,

@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// The folder `path`, where it is that of a run.
+/// The folder `path`, if it is the folder of a run.
 fn folder(path: &Path) -> Result<PathBuf, JobError> {
     let refused = |what: &str| {
         Err(JobError::Config { origin: path.display().to_string(), what: what.to_owned() })

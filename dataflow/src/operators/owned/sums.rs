@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Sums that come in any pieces are those of the tree, and their memory is used again.
+    /// Sums that come in any pieces equal the sums of the tree, and their memory is used again.
     #[test]
     fn nodes_join_as_they_come() {
         let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();

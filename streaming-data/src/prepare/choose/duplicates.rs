@@ -3,9 +3,9 @@
 //! Every document has a place in the order of inputs, and its text puts it into buckets: one for copies, and 14
 //! more for near copies. Two texts are the more likely to share one of these, the more runs of words they have in
 //! common. **A document is kept if it is the first in each of its buckets.** So two documents that share a bucket
-//! are never both kept, the order of documents alone decides which are kept, and documents that are appended after
-//! all others change no verdict of the others. (Keeping one document of each connected group would be another rule:
-//! a late document could join two groups, and one of the two documents kept before would have to go.)
+//! are never both kept, the documents and their order alone decide which are kept, and documents that are appended
+//! after all others change no verdict of the others. (Keeping one document of each connected group would be another
+//! rule: a late document could join two groups, and one of the two documents kept before would have to go.)
 //!
 //! Two passes over the inputs: the first makes a signature of each document that filters and lists leave, and
 //! sorts them into buckets; the second packs the documents that are kept. A document that is left out by a

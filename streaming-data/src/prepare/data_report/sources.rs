@@ -21,7 +21,7 @@ pub struct Sources {
 /// An input, or all inputs below a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// Its path; that of a folder ends with `/`.
+    /// Path of the source; the path of a folder ends with `/`.
     pub path: String,
     /// Inputs.
     pub inputs: u64,

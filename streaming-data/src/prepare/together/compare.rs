@@ -76,7 +76,7 @@ pub(super) struct Comparing<'a> {
 /// Process 0's side of the pass: verdicts on the documents that it reads itself, the outcome of all processes, and how many documents fall.
 ///
 /// # Errors
-/// As [`pipeline::run`], that of a temporary file, and [`PrepareError::Parted`].
+/// As [`pipeline::run`], errors of a temporary file, and [`PrepareError::Parted`].
 pub(crate) fn compare_together(
     work: &Work<'_>,
     settings: DedupSettings,

@@ -80,7 +80,7 @@ impl Setup {
     /// The list of documents to leave out, opened by process `process`.
     ///
     /// # Errors
-    /// [`PrepareError::OtherProcess`] for another list, and that of the operating system.
+    /// [`PrepareError::OtherProcess`] for another list, and errors of the operating system.
     pub(super) fn open_exclusions(&self, process: usize) -> Result<Exclusions, PrepareError> {
         let Some((path, base, expected)) = &self.exclude else { return Ok(Exclusions::default()) };
         let base = base.as_deref().map(path_of_bytes);

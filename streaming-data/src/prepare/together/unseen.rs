@@ -106,7 +106,7 @@ impl Unseen {
     /// Looks on process 0 whether that can read what `process` cannot.
     ///
     /// # Errors
-    /// [`PrepareError::InputUnseen`] where it can; otherwise that of one process which cannot read it, unless it is skipped.
+    /// [`PrepareError::InputUnseen`] where it can; otherwise the error of one process which cannot read it, unless it is skipped.
     pub(super) fn look(self, process: usize) -> Result<(), PrepareError> {
         let Unseen { path, words, need } = self;
         match need {

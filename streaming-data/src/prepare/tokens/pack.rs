@@ -33,7 +33,7 @@ pub(crate) enum Rows {
 }
 
 impl Cut {
-    /// Tokens from the beginning of a row to that of the next.
+    /// Tokens from the beginning of a row to the beginning of the next.
     pub(crate) fn stride(&self) -> usize {
         match self.rows {
             Rows::Overlapping => self.seq_len,

@@ -120,7 +120,7 @@ const KIND_BITS: u8 = 7;
 const FATE_SHIFT: u8 = 3;
 const FATE_BITS: u8 = 3;
 const HAS_SIGNATURE: u8 = 1 << 5;
-/// The hash of the signature is that of the source.
+/// The hash of the signature equals the hash of the source.
 const SAME_AS_SOURCE: u8 = 1 << 6;
 const HAS_BANDS: u8 = 1 << 7;
 

@@ -21,7 +21,7 @@ pub(super) struct Values {
     period: usize,
     /// Of one period.
     sums: Vec<f32>,
-    /// How far from those of one period sums in another order may be, where that is asked.
+    /// How far sums in another order may be from the sums of one period, where that is asked.
     bounds: OnceLock<Vec<f32>>,
 }
 

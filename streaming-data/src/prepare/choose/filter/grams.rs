@@ -1,7 +1,7 @@
 //! Runs of n words that are told apart by hashes.
 //!
-//! The hash of a run is a polynomial in a prime field, so that the runs of n + 1 words follow from those of n
-//! with one product each: all lengths together cost about as much as reading the text. Two runs that differ
+//! The hash of a run is a polynomial in a prime field, so that the hashes of runs of n + 1 words follow from the hashes of
+//! runs of n with one product each: all lengths together cost about as much as reading the text. Two runs that differ
 //! share a hash once in 10^18, the same in every run of the program.
 
 use std::{
@@ -126,7 +126,7 @@ impl Grams {
         })
     }
 
-    /// Characters of the runs that were there before, none of which overlap.
+    /// Characters of the runs that occurred before, counted without overlap.
     pub(super) fn repeated_characters(&self) -> usize {
         let mut seen: HashMap<u64, (), Spread> =
             HashMap::with_capacity_and_hasher(self.hashes.len(), Spread::default());

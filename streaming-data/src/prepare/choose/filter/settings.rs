@@ -1,8 +1,7 @@
 //! Which filters a user asked for: named sets, and TOML files of the same form.
 //!
 //! A file has one table for each family of rules. Its tables are applied in the order of the file, and the sets of a
-//! list in the order of the list: a family that drops lines passes the rest to
-//! the families after it.
+//! list in the order of the list: a family that drops lines passes the rest to the families after it.
 
 use std::{
     borrow::Cow,
