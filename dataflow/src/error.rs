@@ -199,7 +199,7 @@ pub enum JobError {
         loss: f64,
         /// How many lanes have no finite loss.
         lanes: usize,
-        /// How many there are.
+        /// Number of lanes.
         of: usize,
         /// The first lane without one.
         lane: usize,

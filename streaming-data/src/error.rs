@@ -30,9 +30,9 @@ pub enum DataError {
     Store {
         /// The attempted action, as a verb.
         action: &'static str,
-        /// On which object or folder.
+        /// URL of the object or folder.
         url: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
         /// Why the last attempt failed.
         #[source]
@@ -101,7 +101,7 @@ pub enum DataError {
     Io {
         /// The attempted action, as a verb: `read`, `write`, `create` ...
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// Why it failed.
         #[source]

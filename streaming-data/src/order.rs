@@ -63,7 +63,7 @@ pub use upcoming::ShardUse;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShuffleOrder {
-    /// As stored.
+    /// Samples in the order in which they are stored.
     None,
     /// Shards permuted, rows as stored.
     Shard,
@@ -224,7 +224,7 @@ impl CanonicalOrder {
 struct Concatenation {
     /// The shards in this order.
     shards: Vec<usize>,
-    /// Where each of them ends.
+    /// The end of each shard, counted in samples from the first shard.
     ends: Vec<u64>,
 }
 

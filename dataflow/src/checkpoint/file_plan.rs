@@ -121,7 +121,7 @@ impl Tensors {
 pub struct FilePlan {
     model: FileSet,
     optimizer: FileSet,
-    /// By part, and by file of its set.
+    /// The placements of tensors, by part and by file of the part's set.
     places: Vec<Vec<ArenaPlacement>>,
 }
 

@@ -186,7 +186,7 @@ fn note_cut_requests(planned: &[PlannedTask]) {
     }
 }
 
-/// To what these are answers.
+/// The header of a file of answers: model, device and requests.
 fn header<B: Backend>(
     model: &LoadedModel<B>,
     device: &str,

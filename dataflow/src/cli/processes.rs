@@ -57,9 +57,9 @@ pub(crate) enum Place {
     Member(Member),
     /// The one that starts the others and watches over them.
     Supervisor {
-        /// How many it starts.
+        /// Number of processes that it starts.
         processes: NonZeroUsize,
-        /// Workers of each.
+        /// Workers of each process.
         threads: usize,
     },
 }
@@ -77,7 +77,7 @@ impl ProcessArguments {
     /// there are, they are those that `device` has something to compute on for, up to `lanes` over all processes.
     ///
     /// # Errors
-    /// As that.
+    /// The errors of [`PlaceArguments::place`].
     pub(crate) fn place(&self, device: &DeviceChoice, lanes: usize) -> Result<Place> {
         self.places.place(|processes, here| {
             let lanes = (lanes / processes.max(1)).max(1);

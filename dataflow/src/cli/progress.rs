@@ -157,7 +157,7 @@ impl CountProgress {
         Self { bar, things, items_name, items: 0, started: now, last_line: now }
     }
 
-    /// One item more.
+    /// Counts one more item.
     pub(crate) fn item(&mut self) {
         self.add(1);
     }

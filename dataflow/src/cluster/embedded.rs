@@ -1,4 +1,5 @@
-//! Workers of a timely runtime that a program of its own has started: they run with the same care as the workers of a [`Cluster`](super::Cluster).
+//! Workers of a timely runtime that a program of its own has started: they run with the same care as the workers of a
+//! [`Cluster`](super::Cluster).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -29,7 +29,7 @@ pub(super) struct PeerStanding {
     pub(super) peer: Peer,
     pub(super) standing: Standing,
     pub(super) heard: Instant,
-    /// Whether that was a goodbye.
+    /// Whether the report was a goodbye.
     pub(super) has_left: bool,
     /// How long its next word may take to arrive.
     pub(super) delay: Duration,

@@ -29,7 +29,7 @@ pub(super) struct Gpus {
 #[derive(Debug)]
 pub(super) struct NoGpu {
     pub why: String,
-    /// How many there are all the same.
+    /// Number of GPUs that are there all the same.
     pub gpus: usize,
     /// The failure of one that may work another time; `None` where there is nothing to wait for.
     pub failure: Option<KernelError>,

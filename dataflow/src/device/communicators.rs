@@ -41,7 +41,7 @@ pub enum Communicators<B: Backend> {
         schedule: Arc<LaneSchedule>,
         /// The workers of this process between themselves, and how many read each other's memory.
         local: (Ends<LocalRank<B>>, usize),
-        /// Where one of them lacks it.
+        /// The ends that are used where a worker lacks the library.
         otherwise: Ends<Host<B>>,
         /// Which workers hold the parameters.
         together: Together<B>,

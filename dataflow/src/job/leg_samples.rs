@@ -22,7 +22,7 @@ pub(super) struct LegSamples {
     /// Requests that were not passed on yet.
     waiting: VecDeque<Range<u64>>,
     wake: Option<Wake>,
-    /// Whether the decisions end with it.
+    /// Whether the decisions end with this worker.
     is_last: bool,
 }
 

@@ -91,7 +91,7 @@ struct State {
     is_opening: bool,
     /// The newest version, as this process found it.
     found: Option<Mixture>,
-    /// For the other processes.
+    /// Decisions that the other processes have not been sent yet.
     decisions: VecDeque<Decision>,
     wakes: Vec<Wake>,
     is_closed: bool,

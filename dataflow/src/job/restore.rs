@@ -134,7 +134,7 @@ impl ProcessState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of it, read by this process.
+    /// Puts the whole state, which this process has read.
     fn put(&self, start: StartPoint, parameters: Vec<f32>, states: Option<Vec<Vec<f32>>>) {
         let mut state = self.lock();
         state.start = Some(start);

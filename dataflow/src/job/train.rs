@@ -40,7 +40,7 @@ impl StopRequest {
         }
     }
 
-    /// Whether it was asked.
+    /// Whether the stop was requested.
     pub fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }

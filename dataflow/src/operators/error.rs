@@ -123,7 +123,7 @@ pub enum GraphError {
     /// A thread of an operator gave an answer that was not asked for.
     #[error("{thread} answered what it was not asked")]
     Unasked {
-        /// Which thread.
+        /// Name of the thread.
         thread: &'static str,
     },
     /// The optimizer was given a chunk that another worker owns.

@@ -9,7 +9,7 @@ use tidemill_model::{Direction, Held, Layout, PackedTensor, Packing};
 /// The elements that come from one of the workers that hold the parameters together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FromMember {
-    /// Which of them.
+    /// The number of the worker among them.
     pub(super) member: usize,
     /// Which elements of its memory, and where they go.
     pub(super) runs: Vec<Run>,

@@ -25,7 +25,7 @@ use crate::cluster::progress::{self, Phase};
 
 /// A loan to a device thread for a step.
 struct Lent<B: Backend> {
-    /// Which of the members lends it.
+    /// The member that lends the parameters.
     member: usize,
     parameters: Arc<Parameters<B>>,
     /// The last sums that it gave back, to be used again.
@@ -40,7 +40,7 @@ struct Returned<B: Backend> {
     parameters: Arc<Parameters<B>>,
     /// The gradients of all uses over all lanes, of a worker alone.
     sums: Option<B::Buffer<f32>>,
-    /// Behind the whole step.
+    /// An event after the whole step.
     done: B::Event,
     /// The time that gathering parameters block by block took, from the member's own device thread.
     blocks: Option<GatheredBlocks<B>>,

@@ -22,7 +22,7 @@ const KEPT_PIECES: usize = 4096;
 /// A point that both clocks know.
 struct CommonPoint<B: Backend> {
     event: B::Event,
-    /// On the trace's clock.
+    /// The time of the event on the trace's clock.
     time: Duration,
 }
 

@@ -99,7 +99,7 @@ impl<S: Sample> SampleSource for Box<dyn SampleSource<Sample = S>> {
 #[derive(Debug)]
 pub(super) struct GrainCutter<S> {
     plan: Arc<TrainingPlan>,
-    /// In order, at least one.
+    /// The worker's lanes, in order, at least one.
     lanes: Vec<usize>,
     /// Their samples, counted from the start of a step.
     samples: Vec<Range<usize>>,
@@ -107,7 +107,7 @@ pub(super) struct GrainCutter<S> {
     done: u64,
     /// The first step whose samples were not all asked for, and how many of its ranges were.
     unrequested: (u64, usize),
-    /// Where the next sample goes.
+    /// The grain that the next sample belongs to.
     next: Grain<S>,
     ended: bool,
 }

@@ -42,7 +42,7 @@ pub(super) struct GatheredBlocks<B: Backend> {
     /// Bytes that came from other workers.
     pub(super) bytes: u64,
     spans: VecDeque<Span<B>>,
-    /// Of spans that were not kept.
+    /// The time of spans that are not kept any more.
     measured: SpentTime,
 }
 

@@ -78,15 +78,15 @@ impl<'scope> TrainingLoop<'scope> {
 
 /// The streams that end the loops.
 pub struct LoopEnds<'scope> {
-    /// Of `gather`.
+    /// The stream `present` of `gather`: tickets of buckets whose parameters are there.
     pub present: StreamVec<'scope, u64, Ticket>,
-    /// Of `optimize`.
+    /// The reports of `optimize`, one a step.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// Of `snapshot`.
+    /// The tickets from `snapshot` of buckets whose state was taken.
     pub taken: StreamVec<'scope, u64, Ticket>,
-    /// Of `checkpoint`.
+    /// The credits from `checkpoint` for chunks of state.
     pub state_credits: StreamVec<'scope, u64, Credit>,
-    /// Of `forward_backward`.
+    /// The losses of evaluation grains from `forward_backward`.
     pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
 }
 

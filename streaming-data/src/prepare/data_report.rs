@@ -166,10 +166,10 @@ pub struct DocumentCounts {
 /// The documents of one verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfVerdict {
-    /// Which.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// How many have it.
+    /// Number of documents with this verdict.
     pub documents: u64,
     /// Bytes of their texts, as they were read.
     pub bytes: u64,

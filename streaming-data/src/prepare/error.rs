@@ -21,7 +21,7 @@ pub enum PrepareError {
     /// A setting of `prepare`, or a property of its tokenizer, cannot be.
     #[error("cannot prepare: {key} is {found}, expected {expected}")]
     Setting {
-        /// Which one.
+        /// Name of the setting or property.
         key: &'static str,
         /// Its value.
         found: u64,
@@ -97,7 +97,7 @@ pub enum PrepareError {
     BrokenDocument {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The place in the file.
         place: Place,
         /// Why not.
         #[source]
@@ -145,7 +145,7 @@ pub enum PrepareError {
     ShardDigest {
         /// The shard.
         path: PathBuf,
-        /// Which hash, as Python names it.
+        /// Name of the hash's algorithm, as Python has it.
         algorithm: String,
         /// Hash according to the index, in hexadecimal digits.
         expected: String,

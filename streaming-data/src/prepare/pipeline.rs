@@ -123,7 +123,7 @@ struct Conductor<'a> {
     taken: InOrder<Result<Taken, PrepareError>>,
     /// The reader of the current input, while no thread has it.
     reader: Option<Box<dyn ReadParts>>,
-    /// Whether a thread has it.
+    /// Whether a thread has the reader of the current input.
     cutting: bool,
     /// Bytes of that input that were read.
     read_bytes: u64,

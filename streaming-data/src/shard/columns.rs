@@ -92,9 +92,9 @@ impl Weigh for Rows {
 
 /// The memory of a decoded column.
 struct DecodedSize {
-    /// At least.
+    /// A lower bound of the size.
     bytes: u64,
-    /// Whether it is about that.
+    /// Whether the size is close to this bound.
     is_known: bool,
 }
 

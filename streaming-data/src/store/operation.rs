@@ -49,13 +49,13 @@ pub(super) struct Operation {
     pub(super) permits: Arc<Semaphore>,
 }
 
-/// Where a body goes.
+/// The receiver of an object's bytes.
 pub(super) enum Sink {
     Memory(BytesMut),
     Pieces(PieceSender),
 }
 
-/// Where a body is, between attempts.
+/// The place in an object's bytes, between attempts.
 #[derive(Default)]
 pub(super) struct Place {
     /// The next byte of the object.
@@ -282,7 +282,7 @@ pub(super) fn transfer_time(bytes: u64) -> Duration {
 }
 
 impl Sink {
-    /// Whether more is wanted.
+    /// Takes a piece; returns whether more pieces are wanted.
     async fn take(&mut self, piece: Bytes) -> bool {
         match self {
             Sink::Memory(bytes) => {

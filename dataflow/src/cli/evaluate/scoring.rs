@@ -45,7 +45,7 @@ pub(super) struct Workers<'a, B: Backend> {
 }
 
 impl<'a> Scoring<'a> {
-    /// With the answers that `file` has.
+    /// Scoring that begins with the answers in `file`.
     ///
     /// # Errors
     /// An answer to no request.

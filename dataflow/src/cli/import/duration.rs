@@ -23,7 +23,7 @@ pub(super) enum Unit {
 /// A time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Time {
-    /// How many.
+    /// The number of units.
     pub(super) value: f64,
     /// The unit.
     pub(super) unit: Unit,

@@ -59,7 +59,7 @@ impl Task {
         }
     }
 
-    /// Nothing but on process 0.
+    /// The result on process 0; `None` on other processes.
     fn together(
         &self,
         peers: &dyn Peers,

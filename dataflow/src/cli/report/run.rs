@@ -22,7 +22,7 @@ pub(super) const STEP_MILLISECONDS: &str = "step_milliseconds";
 /// A run.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// As the page calls it.
+    /// Name of the run on the page.
     pub name: String,
     pub metrics: Log,
     pub evaluations: Log,

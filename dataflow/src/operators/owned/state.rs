@@ -79,7 +79,7 @@ pub(super) struct OwnedState<B: Backend> {
     gathered: usize,
     /// Where cuts are copied to, from the first step on.
     staged: Staged<B>,
-    /// Behind the copy of them.
+    /// An event after the copy of a cut.
     copied: Option<B::Event>,
     trace: QueueTrace<B>,
 }

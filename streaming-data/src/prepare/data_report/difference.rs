@@ -37,13 +37,13 @@ pub struct Difference {
 /// How many of something came, went, changed, and stayed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
-    /// Not there before.
+    /// Number of things that are new.
     pub added: u64,
-    /// Not there any more.
+    /// Number of things that are gone.
     pub removed: u64,
-    /// Others in their place.
+    /// Number of things that were replaced by others.
     pub changed: u64,
-    /// As before.
+    /// Number of things that stayed.
     pub unchanged: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct Transition {
     pub from: Verdict,
     /// Their outcome now.
     pub to: Verdict,
-    /// How many.
+    /// Number of these documents.
     pub documents: u64,
 }
 

@@ -23,20 +23,20 @@ pub struct Sources {
 pub struct Source {
     /// Path of the source; the path of a folder ends with `/`.
     pub path: String,
-    /// Inputs.
+    /// Number of inputs.
     pub inputs: u64,
     /// Documents in them, kept or not.
     pub documents: u64,
     /// Documents in the stream.
     pub kept: u64,
-    /// Tokens of these.
+    /// Tokens of the kept documents.
     pub tokens: u64,
 }
 
 /// Sources that are not listed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherSources {
-    /// How many sources.
+    /// Number of sources.
     pub sources: u64,
     /// Their inputs.
     pub inputs: u64,
@@ -44,7 +44,7 @@ pub struct OtherSources {
     pub documents: u64,
     /// Documents in the stream.
     pub kept: u64,
-    /// Tokens of these.
+    /// Tokens of the kept documents.
     pub tokens: u64,
 }
 

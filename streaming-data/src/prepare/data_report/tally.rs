@@ -111,7 +111,7 @@ pub(crate) struct Tally {
     pub kept_tokens: Counts,
     pub kept_bytes: Counts,
     pub left_out_bytes: Counts,
-    /// By the numbers of inputs.
+    /// Counts of each input, by its number.
     pub inputs: BTreeMap<usize, OfInput>,
 }
 
@@ -120,9 +120,9 @@ pub(crate) struct Counted<'a> {
     pub input: usize,
     /// Bytes of its text; none of a sample that was tokenized already.
     pub bytes: Option<u64>,
-    /// Of one that is kept.
+    /// Tokens of a kept document.
     pub tokens: u64,
-    /// Itself, asked for where it is to be an example.
+    /// Makes an example of the document; called where one is needed.
     pub example: &'a dyn Fn() -> Option<Example>,
 }
 

@@ -149,7 +149,7 @@ impl fmt::Display for Place {
 pub struct BrokenDocument {
     /// The file.
     pub path: PathBuf,
-    /// Where in it.
+    /// The place in the file.
     pub place: Place,
     /// The fault.
     pub reason: BrokenReason,

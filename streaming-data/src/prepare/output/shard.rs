@@ -167,9 +167,9 @@ pub(crate) const ON_THEIR_WAY: usize = 3;
 /// The names of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
-    /// By their numbers.
+    /// Shards are named by their numbers.
     Number,
-    /// By the hashes of their content.
+    /// Shards are named by the hashes of their content.
     Content,
 }
 

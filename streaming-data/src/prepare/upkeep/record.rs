@@ -76,7 +76,7 @@ pub(crate) struct InputEnd {
 /// How far an input was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WasRead {
-    /// To its end.
+    /// The input was read to its end.
     Whole,
     /// It could not be read, or not to its end.
     InPart,

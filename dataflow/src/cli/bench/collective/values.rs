@@ -19,7 +19,7 @@ pub(super) struct Values {
     /// The nodes of each worker's lanes.
     nodes: Vec<Vec<Node>>,
     period: usize,
-    /// Of one period.
+    /// The sums of one period of values.
     sums: Vec<f32>,
     /// How far sums in another order may be from the sums of one period, where that is asked.
     bounds: OnceLock<Vec<f32>>,
@@ -28,9 +28,9 @@ pub(super) struct Values {
 /// How closely numbers have to agree with the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
-    /// They were added along the tree.
+    /// Sums that were added along the tree have to be equal to the bit.
     ToTheBit,
-    /// They were added in any order.
+    /// Sums that were added in any order may differ by rounding.
     WithinRounding,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Limits {
     /// Samples or rows of the first batch.
     pub(super) batch: u64,
     pub(super) duration: Duration,
-    /// That decode.
+    /// Threads that decode.
     pub(super) threads: usize,
 }
 

@@ -128,7 +128,7 @@ pub(crate) struct Collector {
     listed: Listed,
     found: Found,
     sorter: Sorter,
-    /// Where they are reported.
+    /// Groups of duplicates, where they are reported.
     groups: Option<Groups>,
 }
 

@@ -28,7 +28,7 @@ enum Shape {
     InSample,
     /// All have one axis of this length.
     Fixed(usize),
-    /// As many as there are bytes for.
+    /// One axis, whose length follows from the sample's bytes.
     Bare,
 }
 

@@ -101,7 +101,7 @@ impl Telling<'_> {
 /// Takes entries of this process's buckets, and verdicts on its documents.
 pub(super) struct Receiver<'a> {
     comparing: Comparing<'a>,
-    /// Until all entries are there.
+    /// The sorter of entries, until all entries have arrived.
     sorter: Option<Sorter>,
     /// Processes that have sent all their entries.
     complete: usize,
