@@ -31,7 +31,7 @@ pub enum Part {
     Gradient {
         /// The bucket.
         bucket: u32,
-        /// The use, of those of the bucket.
+        /// The number of the use, counted within the bucket.
         use_index: u16,
         /// The worker that owns the part: the destination, or the worker for which the destination adds.
         owner: u32,

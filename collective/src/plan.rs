@@ -116,7 +116,7 @@ impl ChunkPlan {
         self.first[segment]..self.first[segment + 1]
     }
 
-    /// The range of `chunk` counted from the start of its segment: where it stands in a gradient
+    /// The range of `chunk` counted from the start of its segment: its place in a gradient
     /// slot.
     pub fn in_segment(&self, chunk: usize) -> Range<usize> {
         let PlannedChunk { segment, range, .. } = &self.chunks[chunk];

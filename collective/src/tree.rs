@@ -128,7 +128,7 @@ impl Tree {
     /// the number of times that the last two sums are added, once it stands behind them.
     ///
     /// # Errors
-    /// Lanes that are no node of the tree, that stand in two of them, or that are missing.
+    /// Lanes that are no node of the tree, that are in two of them, or that are missing.
     pub fn joins(self, nodes: &[Node]) -> Result<Vec<usize>> {
         let mut sums: Vec<Node> = Vec::new();
         let mut joins = Vec::with_capacity(nodes.len());

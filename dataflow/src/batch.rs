@@ -197,7 +197,7 @@ impl BatchPlan {
         self.grain_samples
     }
 
-    /// Samples of every grain of an evaluation but perhaps its last, which no lane bounds: the setting as it stands.
+    /// Samples of every grain of an evaluation, except perhaps its last; no lane bounds it. This is the setting as it was given.
     pub fn evaluation_grain_samples(&self) -> usize {
         self.evaluation_grain_samples
     }
@@ -275,7 +275,7 @@ impl BatchPlan {
         Ok(schedule.of_worker(worker))
     }
 
-    /// The samples of `lanes`, which are in order, counted from the start of the step: those of neighbours as one range.
+    /// The samples of `lanes`, which are in order, counted from the start of the step: the samples of neighbouring lanes as one range.
     pub fn samples_of(&self, lanes: &[usize]) -> Vec<Range<usize>> {
         let neighbours = lanes.chunk_by(|&lane, &next| lane + 1 == next);
         let samples = |lanes: &[usize]| {
@@ -285,7 +285,7 @@ impl BatchPlan {
         neighbours.map(samples).collect()
     }
 
-    /// Where `samples` of step `step` (from 0) stand in the endless canonical order.
+    /// The positions of `samples` of step `step` (from 0) in the endless canonical order.
     pub fn positions(&self, step: u64, samples: &Range<usize>) -> Range<u64> {
         let start = step.saturating_mul(self.samples_per_step as u64);
         let at = |sample: usize| start.saturating_add(sample as u64);

@@ -3,7 +3,7 @@
 //! A checkpoint is `config.json`, `model.safetensors` (the fp32 masters) and, where the data set has one,
 //! `tokenizer.json`, as `transformers` opens them; and beside these `optimizer.safetensors` and `trainer.json`. Larger models
 //! are several files with an index, also as `transformers` has them.
-//! Tensors are logical, never per worker, and the bytes depend on nothing but the state.
+//! Tensors are logical, never per worker, and the bytes depend only on the state.
 //!
 //! [`CheckpointWriter`] receives chunks of arenas in any order and writes them in place, so that it never
 //! holds a model; it writes aside, syncs, and renames. [`Checkpoint`] verifies checksums before anything is

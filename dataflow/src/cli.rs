@@ -94,7 +94,7 @@ fn run() -> ExitCode {
         Ok(program) => program,
         Err(error) => return exit::wrong_flags(&error),
     };
-    // Failures that a check meets stand on its page.
+    // Failures that a check meets are on its page.
     let logged = if matches!(program.command, Command::Doctor(_)) { "error" } else { "warn" };
     exit::start_logging(logged);
     quiet::silence_caught_panics();

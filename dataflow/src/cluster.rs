@@ -95,7 +95,7 @@ pub use supervisor::{
 /// Which processes may join a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
-    /// Those that know the same secret.
+    /// Processes that know the same secret.
     Secret(Secret),
     /// Any process of this machine: every address must be a loopback address.
     #[default]

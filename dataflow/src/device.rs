@@ -204,7 +204,7 @@ impl<B: Backend> Devices<B> {
         format!("{list:#}\n")
     }
 
-    /// The most workers of this process that one device computes for, where devices are told apart.
+    /// The most workers of this process that one device computes for, by the ordinals of devices.
     pub fn workers_per_device(&self) -> usize {
         let sharers =
             |ordinal| self.workers.iter().filter(|worker| worker.ordinal == ordinal).count();
@@ -242,7 +242,7 @@ pub fn kind_in_words(kind: &DeviceKind) -> String {
 pub struct DeviceChoice {
     platform: Platform,
     precision: Precision,
-    /// Those that were asked for.
+    /// The compute threads that were asked for.
     threads: NonZeroUsize,
 }
 

@@ -1,4 +1,4 @@
-//! Errors that end a job, and what the caller should do about each.
+//! Errors that end a job, and what the caller should do about each of them.
 
 use std::error::Error;
 use std::io;
@@ -199,7 +199,7 @@ pub enum JobError {
         loss: f64,
         /// How many lanes have no finite loss.
         lanes: usize,
-        /// How many there are.
+        /// Number of lanes.
         of: usize,
         /// The first lane without one.
         lane: usize,
@@ -353,8 +353,8 @@ impl Classified for EvaluationError {
     }
 }
 
-/// The exit class of a library's error: if the operating system's answer is behind it, that decides, as the paths that the
-/// libraries are given are those that a user names.
+/// The exit class of a library's error: an answer of the operating system decides, if it caused the error, since the paths given to
+/// libraries are paths that a user names.
 fn class(error: &(dyn Error + 'static), may_succeed_later: bool) -> ExitClass {
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
     match causes.find_map(|cause| cause.downcast_ref::<io::Error>()) {

@@ -23,7 +23,7 @@ pub enum HistoryLine {
 /// A start, or a resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
-    /// Updates done: 0, or those of the checkpoint.
+    /// Updates done: 0, or the updates of the checkpoint.
     pub step: u64,
     /// Steps behind it that the metrics had already, and that are done again.
     pub steps_again: u64,
@@ -57,7 +57,7 @@ impl RunLine for HistoryLine {
     }
 }
 
-/// Seconds since 1970, UTC; 0 where the clock of the machine stands before that.
+/// Seconds since 1970, UTC; 0 where the machine's clock is before that.
 pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -32,7 +32,7 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Those of `path`: the folder or URL of a checkpoint, of a run (its latest checkpoint), or of a model as Hugging Face lays it out.
+    /// The files of `path`: the folder or URL of a checkpoint, of a run (its latest checkpoint), or of a model as Hugging Face lays it out.
     ///
     /// # Errors
     /// A folder that holds no model, or a config that is damaged or of a model that is not known here.
@@ -186,8 +186,8 @@ impl<B: Backend> LoadedModel<B> {
         Ok(written.into_iter().flatten().collect())
     }
 
-    /// Continues all of `prompts`, `at_once` of them at a time: the next takes the place of one whose answer has ended. `on_written` is told
-    /// what is written, with the place of its prompt. Returns the new tokens of each prompt, which depend on nothing else.
+    /// Continues all of `prompts`, `at_once` of them at a time: the next takes the place of one whose answer has ended. `on_written` is
+    /// called as tokens are written, with the place of their prompt. Returns the new tokens of each prompt, which depend on nothing else.
     ///
     /// # Errors
     /// As [`generate`](Self::generate), or a device without room.
@@ -257,7 +257,7 @@ impl<B: Backend> ModelScorer<'_, B> {
     /// The scores of the ends of several texts, each equal to the bit to its score alone.
     ///
     /// # Errors
-    /// As [`log_probabilities`](Self::log_probabilities); a continuation without tokens, or one that nothing stands before.
+    /// As [`log_probabilities`](Self::log_probabilities); a continuation without tokens, or one without a context.
     pub fn continuations(&mut self, texts: &[Continuation<'_>]) -> Result<Vec<ContinuationScore>> {
         let mut device = Device { backend: self.backend, stream: self.stream };
         Ok(self.scorer.continuations(&mut device, texts)?)

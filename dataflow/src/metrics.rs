@@ -2,7 +2,7 @@
 //!
 //! A line is one write of a whole line, so a killed run leaves at most one torn line, and that at the end. Opening
 //! a log for a run that resumes from step `s` drops the torn line and every line past `s`; they are computed again, to
-//! the same bits but for what measures time.
+//! the same bits, except for measured times.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use tidemill_files::durable;
 use crate::error::{JobError, Result};
 use crate::operators::{Communication, EvaluationReport};
 
-/// `[metrics]`: what a run writes of its steps beside `metrics.jsonl`.
+/// `[metrics]`: the outputs of a run's steps beside `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsSettings {
@@ -65,20 +65,20 @@ pub struct StepMetrics {
     pub tokens_per_second: f64,
     /// Seconds of training so far, earlier runs of the same folder included.
     pub elapsed_seconds: f64,
-    /// What communication took of worker 0; none where a worker trains alone.
+    /// Bytes and time of worker 0's communication; none where a worker trains alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<Communication>,
-    /// What memory was held when the step was done: in the first line of a start, and from then on about once a second.
+    /// Memory in use when the step was done: in the first line of a start, and from then on about once a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUse>,
 }
 
-/// A number that a line has of its step: what shows numbers of steps shows these.
+/// A number that a line has for its step. All displays of a step's numbers show these.
 #[derive(Clone, Copy, Debug)]
 pub struct StepNumber {
-    /// Its key in a line; of an inner object's `outer.inner`.
+    /// Its key in a line; `outer.inner` for a key of an inner object.
     pub key: &'static str,
-    /// What it is, in words.
+    /// The meaning of the number, in words.
     pub description: &'static str,
     /// Its value; none where a line does not have it.
     pub value: fn(&StepMetrics) -> Option<f64>,
@@ -185,7 +185,7 @@ impl<L: RunLine> RunLog<L> {
         self.last.as_ref()
     }
 
-    /// Complete lines that stood past the step that it was opened for.
+    /// The number of complete lines past the step that it was opened for.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -218,7 +218,7 @@ pub fn read<L: RunLine>(dir: &Path) -> Result<Vec<L>> {
 fn read_lines(path: &Path) -> Result<Option<String>> {
     let mut bytes = Vec::new();
     match File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        // A torn write may end inside a character; what is torn is dropped anyway.
+        // A torn write may end inside a character; a torn line is dropped anyway.
         Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(JobError::file("reading", path, source)),

@@ -14,7 +14,7 @@
 //!
 //! Timestamps are steps, counted from 0 (updates done before them). Each operator's docs say its contract; none
 //! ever blocks. Blocking work (of a device, a writer, a decoder) runs on a thread that wakes its operator, and logic that
-//! is not about capabilities stands in plain structs.
+//! is not about capabilities is in plain structs.
 //!
 //! | module | verb |
 //! |---|---|

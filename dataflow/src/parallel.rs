@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelSettings {
-    /// The state of which each worker holds its part only. May change when a run goes on.
+    /// The state of which each worker holds only its own part. May change when a run goes on.
     pub shard: Sharding,
 }
 

@@ -1,9 +1,9 @@
 //! Preparing a data set in several processes: the messages of [`prepare_together`] as a timely dataflow.
 //!
-//! What the processes do is in [`streaming_data::prepare`](tidemill_streaming_data::prepare); here is how they meet, what carries
-//! their messages, and how they end. They meet as those of a training run do, by the same addresses, secret and rules, and
-//! end as they do: the first error of any process ends all of them within seconds. One timely worker in each process exchanges
-//! messages by destination, while other threads read, tokenize and write.
+//! The work of the processes is in [`streaming_data::prepare`](tidemill_streaming_data::prepare); this module has their meeting, the
+//! transport of their messages, and their end. They meet as the processes of a training run do, by the same addresses, secret and
+//! rules, and end as these do: the first error of any process ends all of them within seconds. One timely worker in each process
+//! exchanges messages by destination, while other threads read, tokenize and write.
 //!
 //! | module | holds |
 //! |---|---|
@@ -25,14 +25,14 @@ use self::post::Post;
 use crate::cluster::{Abort, Aborted, ClusterError, ClusterSettings, Failure, WorkerContext};
 use crate::job::StopRequest;
 
-/// What a process does together with the others of a cluster: `work` is called once, on a thread of its own, with what
-/// carries its messages. It has to end once these say that the work was ended.
+/// Does work together with the other processes of a cluster: `work` is called once in each process, on a thread of its own, with
+/// the transport of its messages. It has to end once the transport says that the work was ended.
 ///
-/// The threads of `cluster` are those that exchange, of which one is enough: `work` starts its own. `stop` ends processes that
+/// Each process has one thread for the exchange, whatever `cluster` says: `work` starts threads of its own. `stop` ends processes that
 /// wait for each other; what else it does is up to `work`.
 ///
 /// # Errors
-/// The first error of any process, and those of [`Cluster`](crate::cluster::Cluster).
+/// The first error of any process, and the errors of [`Cluster`](crate::cluster::Cluster).
 pub fn together<R: Send + 'static>(
     cluster: ClusterSettings,
     stop: &StopRequest,

@@ -46,7 +46,7 @@ use crate::operators::EvaluationReport;
 /// The name of the resolved config in a run folder.
 pub const RUN_CONFIG_FILE: &str = "run.toml";
 
-/// The name of the list of devices in a run folder: those of process 0's workers when the run was last started.
+/// The name of the list of devices in a run folder: the devices of process 0's workers when the run was last started.
 pub const DEVICES_FILE: &str = "devices.json";
 
 /// The folder of the cache in which runs of stores have their local folders.
@@ -122,8 +122,8 @@ impl RunFolder {
         self.hold.check()
     }
 
-    /// The mark by which other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None of one
-    /// in a store, of which each process has a folder of its own.
+    /// The mark by which other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None for a
+    /// run in a store, where each process has a folder of its own.
     pub fn token(&self) -> Option<&str> {
         self.remote.is_none().then(|| self.hold.token())
     }
@@ -215,7 +215,7 @@ impl RunFolder {
     }
 
     /// Makes the folder this run's. Of one in a store the logs and the complete checkpoint with the most updates are
-    /// fetched, after `on_fetch` was told its URL; it is there all the same if nothing is written then.
+    /// fetched, after `on_fetch` was called with its URL; it is there all the same if nothing is written then.
     ///
     /// # Errors
     /// As [`latest_checkpoint`](Self::latest_checkpoint), or files that are damaged.
@@ -295,7 +295,7 @@ impl RunFolder {
         durable::sync(&metrics).map_err(|source| JobError::file("syncing", &metrics, source))?;
         durable::sync_if_there(&evaluations)
             .map_err(|source| JobError::file("syncing", &evaluations, source))?;
-        // Their names, and that of the folder of checkpoints.
+        // Syncs their names, and the name of the folder of checkpoints.
         durable::sync_folder(&self.path)
             .map_err(|source| JobError::file("syncing", &self.path, source))
     }
@@ -341,13 +341,13 @@ mod tests {
         }
     }
 
-    /// Those of a machine with this cache.
+    /// The data settings of a machine with this cache.
     fn settings(cache: &Path) -> DataSettings {
         let cache = CacheSettings { dir: Some(cache.to_owned()), limit_bytes: None };
         DataSettings { cache, ..DataSettings::default() }
     }
 
-    /// A checkpoint of nothing but these files, in this machine's folder of a run.
+    /// A checkpoint of these files alone, in this machine's folder of a run.
     fn checkpoint_in(run: &RunFolder, step: u64) -> PathBuf {
         let path = checkpoint::checkpoint_path(run.path(), step);
         std::fs::create_dir_all(&path).unwrap();

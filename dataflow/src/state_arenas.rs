@@ -16,7 +16,7 @@ pub(crate) struct StateArenas {
 }
 
 impl StateArenas {
-    /// Those of the parameters of `layout` and of `states`.
+    /// The arenas of the parameters of `layout` and of `states`.
     pub(crate) fn new(layout: &Layout, states: &[StateSpec]) -> Self {
         let states = states.iter().map(|spec| StateArena::new(layout, spec));
         Self { parts: std::iter::once(StateArena::of_parameters(layout)).chain(states).collect() }
@@ -37,7 +37,7 @@ impl StateArenas {
         self.parts.get(part.index())
     }
 
-    /// The layout of a part's arena: of no such state, that of the parameters.
+    /// The layout of a part's arena; the layout of the parameters where there is no such state.
     pub(crate) fn layout(&self, part: StatePart) -> &Layout {
         self.of(part).unwrap_or(&self.parts[0]).layout()
     }

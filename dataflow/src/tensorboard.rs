@@ -1,7 +1,7 @@
 //! Scalars of a run as TensorBoard reads them: a file of events in the run folder's `tensorboard`, a new one for each start.
 //!
 //! A file is a row of TFRecords: a length, its masked CRC-32C, as many bytes, and theirs. Each holds an `Event` of TensorFlow's
-//! event.proto, of which a run needs six fields; they are written here field by field. A file begins with the version of the format
+//! event.proto, where a run needs six fields; they are written here field by field. A file begins with the version of the format
 //! and with the start of a session: TensorBoard drops what older files say of steps from there on, which are computed again.
 
 use std::fs::{DirBuilder, File, OpenOptions};

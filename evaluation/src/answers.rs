@@ -25,7 +25,7 @@ use crate::metrics::Answer;
 /// The version of the file format.
 const VERSION: u32 = 1;
 
-/// What the answers of a file belong to.
+/// The model, device and requests that the answers of a file belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {

@@ -11,7 +11,7 @@ macro_rules! tasks {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("../tasks/", $name, ".toml")))),*] };
 }
 
-/// As lm-eval defines them; those of `foundry/`, as LLM Foundry does.
+/// Tasks as lm-eval defines them; the tasks of `foundry/` as LLM Foundry does.
 const TASKS: [(&str, &str); 20] = tasks! {
     "arc_challenge" "arc_easy" "boolq" "copa" "hellaswag" "lambada_openai" "openbookqa" "piqa" "winogrande"
     "foundry/arc_challenge" "foundry/arc_easy" "foundry/boolq" "foundry/copa" "foundry/hellaswag"

@@ -17,7 +17,7 @@ pub enum EvaluationError {
     Task {
         /// The file or name.
         origin: String,
-        /// What was expected and what was found.
+        /// The expectation that was not met, and the value that was found.
         what: String,
     },
     /// A row that a task cannot use: fix the row, or the task.
@@ -25,7 +25,7 @@ pub enum EvaluationError {
     Row {
         /// Such as `piqa.jsonl: line 3`.
         place: String,
-        /// What was expected and what was found.
+        /// The expectation that was not met, and the value that was found.
         what: String,
     },
     /// A source of rows that is missing or has another format: fix the task, `--data`, or the file.
@@ -33,7 +33,7 @@ pub enum EvaluationError {
     Source {
         /// The file or URL.
         origin: String,
-        /// What was expected and what was found.
+        /// The expectation that was not met, and the value that was found.
         what: String,
     },
     /// A text that cannot be made into a request: fix the task, or choose another model.
@@ -41,7 +41,7 @@ pub enum EvaluationError {
     Request {
         /// The task and the row.
         place: String,
-        /// What was expected and what was found.
+        /// The expectation that was not met, and the value that was found.
         what: String,
     },
     /// An answer that no metric can use: the model is at fault.
@@ -59,13 +59,13 @@ pub enum EvaluationError {
     Answers {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expectation that was not met, and the value that was found.
         what: String,
     },
     /// A file that could not be read or written.
     #[error("{action} {} failed", path.display())]
     File {
-        /// What was attempted, such as `reading`.
+        /// The attempted operation, such as `reading`.
         action: &'static str,
         /// The file.
         path: PathBuf,

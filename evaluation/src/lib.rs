@@ -20,7 +20,7 @@
 //! | [`answers`] | the file that keeps answers, so that a second run can continue |
 //! | [`plan`] | all of it in order: tasks to requests, answers to results |
 //!
-//! Definitions are those of lm-eval (github.com/EleutherAI/lm-evaluation-harness, 0.4) and of LLM Foundry
+//! Definitions follow lm-eval (github.com/EleutherAI/lm-evaluation-harness, 0.4) and LLM Foundry
 //! (github.com/mosaicml/llm-foundry, its in-context learning tasks and gauntlet v0.3).
 //!
 //! Start here: [`plan`].

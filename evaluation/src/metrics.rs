@@ -42,7 +42,7 @@ pub struct Measured {
     pub standard_error: Option<f64>,
 }
 
-/// The metrics of a task. `requests` and `answers` are those of each document's options, in order.
+/// The metrics of a task. `requests` and `answers` are in the order of the documents, and of each document's options.
 ///
 /// # Errors
 /// A log-likelihood that is not a finite number.

@@ -136,7 +136,7 @@ impl PlannedTask {
         &self.documents
     }
 
-    /// The requests: those of each question's options, in order.
+    /// The requests, in the order of the questions, and of each question's options.
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }

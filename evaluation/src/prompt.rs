@@ -25,7 +25,7 @@ pub struct Prompt {
 /// The rows that a question's examples are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Other rows than those of the questions.
+    /// Other rows than the questions' rows.
     Other,
     /// The rows of the questions: a question is never its own example.
     Same,

@@ -51,7 +51,7 @@ pub enum Tokenization {
     Separate,
 }
 
-/// What is measured.
+/// The metric of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {

@@ -1,6 +1,6 @@
 //! Texts with columns in them: `Question: {goal}\nAnswer:`.
 //!
-//! A column stands in braces, a field of one behind a dot (`{choices.text}`), and filters behind bars (`{sentence|after "_"|strip}`,
+//! A column is in braces, a field of one behind a dot (`{choices.text}`), and filters behind bars (`{sentence|after "_"|strip}`,
 //! [`Filter`]). `{{` and `}}` are braces. A template that is a single column in braces may name one that holds a list.
 
 use serde_json::{Map, Value};

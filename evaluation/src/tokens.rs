@@ -46,7 +46,7 @@ pub trait Encode: Sync {
 pub struct Vocabulary<'a> {
     /// Its tokenizer.
     pub tokenizer: &'a dyn Encode,
-    /// The token that stands for an empty context, and its text: the beginning of a sequence, else
+    /// The token that replaces an empty context, and its text: the beginning of a sequence, else
     /// its end.
     pub prefix: Option<(u32, &'a str)>,
     /// The token that ends a sequence.
@@ -55,7 +55,7 @@ pub struct Vocabulary<'a> {
     pub positions: Option<usize>,
 }
 
-/// A request: tokens, of which the model scores the last ones.
+/// A request: tokens, the last of which the model scores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Context and continuation.

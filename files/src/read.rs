@@ -153,7 +153,7 @@ pub fn read(path: &Path, kind: Kind) -> io::Result<Vec<u8>> {
 /// Reads the rest, given the expected number of bytes.
 fn read_at_most(file: impl Read, expected_bytes: u64, kind: Kind) -> io::Result<Vec<u8>> {
     let mut content = Vec::with_capacity(usize::try_from(expected_bytes).unwrap_or(0));
-    // One byte more than allowed tells a file that is too long from one that just fits.
+    // One byte more than allowed, to distinguish a file that is too long from one that just fits.
     file.take(kind.most_bytes() + 1).read_to_end(&mut content)?;
     kind.check(content.len() as u64)?;
     Ok(content)

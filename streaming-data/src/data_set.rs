@@ -1,7 +1,7 @@
 //! A data set: shards in a stored order, and the form of their samples.
 //!
-//! Opened from a folder with an `index.json`, nothing but the index is read (the sizes of the
-//! shards are asked from the file system, so that a truncated one is known before a run begins).
+//! Opening a folder with an `index.json` reads the index only (the file system is asked for the sizes of the
+//! shards, so that a truncated one is known before a run begins).
 //! A folder of Parquet files without an index is a data set too: its shards are all `*.parquet`
 //! files in byte order of their names, and their footers are read.
 //!
@@ -40,7 +40,7 @@ use crate::{
     store::{Location, RemoteFolder, StoreSettings},
 };
 
-/// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
+/// Memory for the places of pages, and for dictionaries; one dictionary may take 256 KiB.
 const PIECES_BYTES: usize = 32 << 20;
 
 /// How a data set of a remote store is read; nothing here changes a sample.
@@ -323,7 +323,7 @@ impl DataSet {
         Ok(tokens)
     }
 
-    /// A data set in a store, of which the index was read already.
+    /// A data set in a store, whose index was read already.
     pub(crate) fn of_folder(
         folder: RemoteFolder,
         index: &Index,

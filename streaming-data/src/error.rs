@@ -30,9 +30,9 @@ pub enum DataError {
     Store {
         /// The attempted action, as a verb.
         action: &'static str,
-        /// On which object or folder.
+        /// URL of the object or folder.
         url: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
         /// Why the last attempt failed.
         #[source]
@@ -101,7 +101,7 @@ pub enum DataError {
     Io {
         /// The attempted action, as a verb: `read`, `write`, `create` ...
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// Why it failed.
         #[source]
@@ -171,7 +171,7 @@ pub enum DataError {
         path: PathBuf,
     },
 
-    /// The size of a shard is not that of the index.
+    /// The size of a shard differs from the size in the index.
     #[error(
         "shard {path} has {found} bytes, expected {expected} as the index says: \
          it is truncated or was replaced",
@@ -186,7 +186,7 @@ pub enum DataError {
         found: u64,
     },
 
-    /// The number of rows of a shard is not that of the index.
+    /// The number of rows of a shard differs from the number in the index.
     #[error(
         "shard {path} has {found} rows, expected {expected} as the index says",
         path = path.display()
@@ -200,7 +200,7 @@ pub enum DataError {
         found: u64,
     },
 
-    /// The content of a shard is not that of the index.
+    /// The content of a shard differs from the hash in the index.
     #[error(
         "shard {path} is damaged: its hash is {found}, expected {expected} as the index says",
         path = path.display()
@@ -229,7 +229,7 @@ pub enum DataError {
         found: ContentHash,
     },
 
-    /// The footer of a shard is not that of the index.
+    /// The footer of a shard differs from the hash in the index.
     #[error(
         "the footer of shard {path} is damaged: its hash is {found}, expected {expected} as the \
          index says",
@@ -244,7 +244,7 @@ pub enum DataError {
         found: ContentHash,
     },
 
-    /// A row group of a shard is not that of its footer.
+    /// A row group of a shard differs from the hash in its footer.
     #[error(
         "row group {group} of shard {path} is damaged: its hash is {found}, expected {expected} as \
          the footer says",

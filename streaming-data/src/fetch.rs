@@ -9,7 +9,7 @@
 //! from the cache. Where few samples are needed, only the footer and the row groups of those
 //! samples are read, by ranges, and nothing is kept:
 //! - for a [`Decoder::of_positions`](crate::reader::Decoder::of_positions) of at most 65,536 samples,
-//!   from each shard of which fewer than a quarter of the samples are needed;
+//!   from each shard where fewer than a quarter of the samples are needed;
 //! - for a full shuffle of a data set that is larger than the limit of the cache;
 //! - for [`DataSet::sample`](crate::DataSet::sample).
 //!
@@ -41,7 +41,7 @@
 //! and the shards that the stream soon returns to, or shards would be downloaded again and again.
 //! [`Decoder::new`](crate::reader::Decoder::new) refuses a limit below
 //!
-//! | order | bytes, at most those of all shards |
+//! | order | bytes, at most the bytes of all shards |
 //! |---|---|
 //! | `none`, `shard` | the largest shard, `threads + 1` times |
 //! | `window` | that, and one more of the largest, and the shards that make up `2 * window_samples` samples, those with the most bytes per sample first |

@@ -1,7 +1,7 @@
 //! Content hashes: XXH3 with 128 bits, written `xxh3-128:<32 hexadecimal digits>`.
 //!
-//! They detect damage and tell data sets apart; they are no defence against a forger. The
-//! algorithm stands in the text, so that a later one can be told from this one.
+//! They detect damage and distinguish data sets; they are no defence against a forger. The
+//! text begins with the algorithm, so that a later one can be distinguished from this one.
 
 use std::{fmt, io::Read, path::Path, str::FromStr};
 
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::error::DataError;
 
-/// Name of the algorithm, as it stands in an index.
+/// Name of the algorithm, as an index has it.
 pub const HASH_ALGORITHM: &str = "xxh3-128";
 
 /// How much of a file is read at once when it is hashed.

@@ -1,7 +1,7 @@
 //! Parquet shards to a deterministic, elastic stream of samples, and documents to shards.
 //!
 //! Training that gives the same weights for any number of workers needs its samples in one
-//! canonical order that depends on nothing but the data and a seed; and resuming after a kill
+//! canonical order that depends only on the data and a seed; and resuming after a kill
 //! needs that order at any place, at once. This crate is that order, the data set under it, and a
 //! reader that decodes ahead of its consumer. It knows nothing of dataflows or devices and can be
 //! used alone.
@@ -30,9 +30,9 @@
 //! | [`tokenizer`] | byte-level byte pairs, trained on exact counts |
 //! | `live` | documents that come and go in a user's own dataflow: verdicts and counts as differences |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
-//! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
+//! | [`error`] | [`DataError`], the error of all modules except `prepare`, which has an error of its own |
 //!
-//! Features, all on but `live`: `stores` (of the crate `object_store`), `remote` (stores in a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
+//! Features, all on except `live`: `stores` (of the crate `object_store`), `remote` (stores in a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
 //! Without them a crate that trains on local shards needs no TLS, no HTTP, no asynchronous runtime and no tokenizer.
 //!
 //! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].

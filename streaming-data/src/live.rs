@@ -1,7 +1,7 @@
 //! Documents that come and go in a dataflow of one's own: which are kept, and counts over all of them, as differences.
 //!
-//! [`prepare`](crate::prepare) judges all documents anew each time it is called. A program that takes documents while it runs and withdraws
-//! some again has the same verdicts at any moment from the operators here, which are
+//! [`prepare`](crate::prepare) judges all documents again each time it is called. A program that takes documents while it runs and
+//! withdraws some again has the same verdicts at any moment from the operators here, which are
 //! [differential dataflow](https://docs.rs/differential-dataflow) (McSherry, Murray, Isaacs and Isard 2013): inputs and outputs are
 //! changes, and the work follows the size of a change. A document that is withdrawn lets back in those that were left out as copies of it.
 //!

@@ -1,4 +1,4 @@
-//! The canonical order: which sample stands at a position of the endless stream.
+//! The canonical order: which sample is at a position of the endless stream.
 //!
 //! Position -> sample is a pure function of the numbers of samples per shard and of the
 //! [`ShuffleSettings`]. It depends on no worker, thread or batch that reads the position.
@@ -63,7 +63,7 @@ pub use upcoming::ShardUse;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShuffleOrder {
-    /// As stored.
+    /// Samples in the order in which they are stored.
     None,
     /// Shards permuted, rows as stored.
     Shard,
@@ -121,7 +121,7 @@ pub struct CanonicalOrder {
     /// The shards one after the other as they are stored.
     stored: Arc<Concatenation>,
     /// The shards of the epochs used last, one after the other as that epoch permutes them. Two,
-    /// because readers that stand at a seam look to both sides of it.
+    /// because readers at a seam look to both sides of it.
     epochs: Mutex<VecDeque<(u64, Arc<Concatenation>)>>,
 }
 
@@ -224,7 +224,7 @@ impl CanonicalOrder {
 struct Concatenation {
     /// The shards in this order.
     shards: Vec<usize>,
-    /// Where each of them ends.
+    /// The end of each shard, counted in samples from the first shard.
     ends: Vec<u64>,
 }
 

@@ -1,9 +1,9 @@
 //! Documents to shards: texts, JSON lines, Parquet and MDS become a data set.
 //!
 //! Inputs are taken in byte order of their paths, and the documents in them in the order in which
-//! they stand there; each is tokenized and ended with eos. The stream of all their tokens is cut
+//! are stored; each is tokenized and ended with eos. The stream of all their tokens is cut
 //! into rows of `seq_len + 1` tokens, each row beginning with the last token of the row before, so
-//! that every token but the very first is predicted exactly once. The remainder that fills no row
+//! that every token except the very first is predicted exactly once. The remainder that fills no row
 //! is dropped and reported. Empty texts and nulls are no documents.
 //!
 //! | input | a document is | its text |
@@ -20,7 +20,7 @@
 //!   (and the index, which states them) differ from one run to the next: `shard-`, 16 digits that no other
 //!   run has, and the number, as in `shard-0123456789abcdef-00000.parquet`.
 //! - The output appears complete or not at all, and no data set is ever overwritten. A folder on this
-//!   machine is put in place in one step. In a store, a claim stands in the place of the index until
+//!   machine is put in place in one step. In a store, a claim takes the place of the index until
 //!   the shards are there, and opening the data set before is an error that says so. Of two processes that
 //!   write to the same place, the one that claimed it last goes on. That holds without exception in stores that
 //!   compare and write in one step: S3, Google's, Azure's and memory. To one that cannot (a web server with
@@ -48,14 +48,14 @@
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
-//! - With [`Reporting::Files`] two files more say what the data set is made of ([`data_report`]).
+//! With [`Reporting::Files`] two more files describe the content of the data set ([`data_report`]).
 //!
 //! Modules in the order in which a document passes through them:
 //!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
-//! | `input` | which files are inputs, in which order, and what they are; reading them; what gave no document |
+//! | `input` | files that are inputs, their order and their kind; reading them; the parts of them that gave no document |
 //! | `choose` | which documents and lines enter the stream: lists, filters and duplicates |
 //! | `tokens` | [`Tokenize`], [`ByteTokenizer`]; the stream of tokens cut into rows |
 //! | `output` | rows to Parquet; the folder, local or in a store, that is a data set when it is complete |
@@ -64,7 +64,7 @@
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `report` | [`Progress`], [`PrepareReport`] |
-//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
+//! | [`data_report`] | [`DataReport`]: a report on the data set's documents, for people |
 //! | `error` | [`PrepareError`] |
 
 mod choose;
@@ -167,8 +167,8 @@ pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 /// Memory that texts, their tokens and row groups may take, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 
-/// Prepares a data set; `progress` is told where it is after each text and each row group, and often
-/// while a store is waited for, and breaks it off by its answer.
+/// Prepares a data set. `progress` is called with the position after each text and each row group, and
+/// often during waits for a store; its answer can stop the preparation.
 ///
 /// # Errors
 /// - [`PrepareError::Setting`], [`PrepareError::Glob`], [`PrepareError::NoDocuments`],
@@ -192,7 +192,7 @@ const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 ///   is tokenized.
 ///
 /// After an error nothing of the output is left in a folder. In a store the claim is left, which says that
-/// there is no data set, and what the store does not let us remove; the next `prepare` takes it over.
+/// there is no data set, and files that the store does not let us remove; the next `prepare` takes it over.
 pub fn prepare(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
@@ -247,7 +247,7 @@ fn prepare_in(
     };
     // Paths that a data set keeps are absolute.
     let inputs = upkeep.as_ref().map_or_else(|| settings.inputs.clone(), |it| it.settings.inputs());
-    // The inputs first: the output may lie within one, and what is written there is no input.
+    // The inputs first: the output may lie within one, and files that are written there are no inputs.
     let mut found = find_inputs(&inputs, &settings.glob)?;
     if former.is_some() {
         found.leave_out(&settings.output, &inputs);
@@ -400,7 +400,7 @@ fn prepare_in(
 /// The name of the tokenizer's file in a new data set.
 fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
     match output.name_of(TOKENIZER_FILE) {
-        // What tells one run from another is no part of a data set that depends on its inputs alone.
+        // The part of a name that differs from run to run is left out where the data set depends on its inputs alone.
         name if layout == Layout::Updatable && name != TOKENIZER_FILE => {
             format!("tokenizer-{}.json", ContentHash::of(json.as_bytes()).digits())
         }

@@ -16,10 +16,10 @@
 //!   shuffle wants the samples of two windows to fit:
 //!   `2 * window_samples * (seq_len + 1) * 2` bytes where no token is above 65,535, twice that for
 //!   pieces in which one is.
-//! - What is decoded has been verified as far as there are hashes. Of a local shard that
+//! - Decoded bytes have been verified as far as there are hashes. Of a local shard that
 //!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
-//!   the footer, when they are first read, so that no sample waits for bytes of others; a shard of which
-//!   the index states the whole hash, and no hashes of row groups are stated, is hashed before its first
+//!   the footer, when they are first read, so that no sample waits for bytes of others; a shard whose whole
+//!   hash the index states, while no hashes of row groups are stated, is hashed before its first
 //!   sample. [`fetch`](crate::fetch) says how remote shards are verified.
 //! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
 //!   after the piece in hand, without waiting for them.
@@ -56,7 +56,7 @@
 //! };
 //! let decoder = Decoder::new(Mixture::of(data_set, shuffle)?, DecoderSettings::default())?;
 //!
-//! // Steps of 8 samples, of which this worker reads the second half: for ever, so take some.
+//! // Steps of 8 samples; this worker reads the second half of each. The plan has no end: take some.
 //! let plan = (0..).map(|step| step * 8 + 4..step * 8 + 8);
 //! for sample in decoder.reader(plan).take(40) {
 //!     let sample = sample?;

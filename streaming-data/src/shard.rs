@@ -114,7 +114,7 @@ impl Shard {
         Shard { footer, ..self }
     }
 
-    /// The same shard, with the version that tells it from a later one where no index does.
+    /// The same shard, with an etag and the hash of its footer, which differ for a later shard where no index tells.
     pub(crate) fn told_by(self, footer_hash: ContentHash, e_tag: Option<String>) -> Shard {
         let version = Version { e_tag, ..self.version };
         Shard { version, footer_hash: Some(footer_hash), ..self }
@@ -125,7 +125,7 @@ impl Shard {
         &self.name
     }
 
-    /// Tells it from a later object of the same name.
+    /// The version of the object, which differs for a later object of the same name.
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`Location`] is a path or URL as a user gives it. A place that is no local folder is a
 //! [`RemoteFolder`]: a store of the `object_store` crate and a prefix in it. It is read with few
-//! requests at a time, each of which is tried again while that can help, and given up after a time
+//! requests at a time; each is tried again while that can help, and given up after a time
 //! without progress: a reader above it sees bytes, or one error.
 //!
 //! | URL | store | settings from the environment |

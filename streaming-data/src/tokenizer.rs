@@ -4,7 +4,7 @@
 //! counts alone ([`BytePairs`]): the same for any number of threads, and any order of the texts. Counts have 64 bits and nothing is
 //! approximate, so that ten terabytes of text are counted as well as ten kilobytes.
 //!
-//! Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units"; the bytes and the words are those of GPT-2
+//! Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units"; the bytes and the words are GPT-2's
 //! (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
 mod byte_pairs;

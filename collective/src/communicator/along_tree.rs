@@ -38,7 +38,7 @@ struct Scratch<B: Backend> {
     used: B::Event,
 }
 
-/// Sums along the tree, with scratch memory for those of more terms than a kernel takes at once.
+/// Sums along the tree, with scratch memory for sums of more terms than a kernel takes at once.
 pub(super) struct AlongTree<B: Backend> {
     /// By depth.
     scratch: Vec<Option<Scratch<B>>>,
@@ -52,7 +52,7 @@ impl<B: Backend> AlongTree<B> {
     /// The sum over the lanes of `node` in `out`, of `terms`, which together are all of these once, in order.
     ///
     /// # Errors
-    /// Lanes that are missing or stand in two terms, or a device that fails.
+    /// Lanes that are missing or are in two terms, or a device that fails.
     pub(super) fn sum(
         &mut self,
         backend: &B,

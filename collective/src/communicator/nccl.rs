@@ -1,7 +1,7 @@
 //! Ranks of several processes, whose devices a library of the vendor connects: NCCL, or RCCL.
 //!
 //! The library moves bytes and adds nothing: the parts are sent to their owner, and its kernel adds them along the tree. So the sums
-//! are those of any other communicator, to the bit.
+//! are the same, to the bit, as in any other communicator.
 //!
 //! The workers of a process read each other's memory ([`LocalRank`]). Their lanes are summed before anything leaves the process, and
 //! each update from elsewhere comes to it once: each rank exchanges bytes with those at its place in the other processes, and the
@@ -72,7 +72,7 @@ pub struct Nccl<B: Backend> {
     schedule: Arc<LaneSchedule>,
     holders: Holders,
     along_tree: AlongTree<B>,
-    /// Buffers for this process's sums of a bucket before they are sent, and for those of other processes.
+    /// Buffers for this process's sums of a bucket before they are sent, and for the sums of other processes.
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
     /// Updates of this rank that are not sent yet.

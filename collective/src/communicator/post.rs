@@ -127,7 +127,7 @@ impl<B: Backend> HeldPosts<B> {
         Self { sums: BTreeMap::new(), updates: BTreeMap::new() }
     }
 
-    /// Keeps posted sums, all of which are read once `read` has happened, and tells their owners.
+    /// Keeps posted sums, which are all read once `read` has happened, and tells their owners.
     pub(super) fn keep_sums(
         &mut self,
         backend: &B,
@@ -304,13 +304,13 @@ pub(super) struct Inbox<B: Backend> {
     sums: Incomplete<PostedSums<B>, B::Event>,
     updates: Incomplete<SharedValues<B>, B::Event>,
     arrived: BTreeMap<(Key, ArrivalKind), VecDeque<Arrived>>,
-    /// By bucket: the last step and round of which all chunks have come from other processes.
+    /// By bucket: the last step and round whose chunks have all come from other processes.
     closed: BTreeMap<(ArrivalKind, u32), (u64, u32)>,
     /// Whether the members were aborted.
     is_over: bool,
 }
 
-/// The ends of `members` workers that read each other's memory, the first of which is rank `first_rank`.
+/// The ends of `members` workers that read each other's memory; the first has rank `first_rank`.
 pub(super) fn members<B: Backend>(
     first_rank: usize,
     members: usize,

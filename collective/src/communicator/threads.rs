@@ -32,7 +32,7 @@ pub struct Threads<B: Backend> {
     spent: Spent<B>,
 }
 
-/// Checks that each of `backends`, which are those of ranks from `first_rank` on, can read the memory of all.
+/// Checks that each of `backends`, the devices of the ranks from `first_rank` on, can read the memory of all.
 ///
 /// # Errors
 /// [`CommunicatorError::OutOfReach`], or a device that fails.
@@ -123,7 +123,7 @@ pub(super) fn read_sums<'a, B: Backend>(
     Ok(sums)
 }
 
-/// Copies the updates of the members of a group, of which rank `first` is the first, to their places in `out`, except those of
+/// Copies the updates of the members of a group, whose first rank is `first`, to their places in `out`, except those of
 /// `rank`, which are there. Each rank begins with the member behind it: if all began with the first, its link alone would carry
 /// all bytes while the others were idle.
 pub(super) fn copy_updates<B: Backend>(

@@ -31,7 +31,7 @@ fn position(ranges: &[Range<usize>], index: usize) -> usize {
 }
 
 impl Topology {
-    /// The groups whose ranks are `groups`, of which those of a host are `hosts`.
+    /// The groups with the ranks `groups`; `hosts` are the ranges of groups that share a host.
     ///
     /// # Errors
     /// Groups that are not all ranks once, in order, or hosts that are not all groups once, in order.

@@ -73,7 +73,7 @@ pub(super) enum Tensors {
 }
 
 impl Tensors {
-    /// The name of the file where there is one, and that of the index where there are several.
+    /// The name of the file where there is one, and the name of the index where there are several.
     fn names(self) -> [&'static str; 2] {
         match self {
             Self::Model => [SINGLE_FILE, INDEX_FILE],
@@ -81,7 +81,7 @@ impl Tensors {
         }
     }
 
-    /// Which of the two is that of the checkpoint `path`, by the checksums that it has.
+    /// Which of the two names the checkpoint `path` has, by its checksums.
     ///
     /// # Errors
     /// A checkpoint with a checksum of neither, or one with an index and a file that is not of it: others would read that.
@@ -102,7 +102,7 @@ impl Tensors {
         }
     }
 
-    /// Opens those of the checkpoint `path`.
+    /// Opens the files of the checkpoint `path`.
     ///
     /// # Errors
     /// As [`entry`](Self::entry), and files that are missing or truncated, or have no checksum.
@@ -121,7 +121,7 @@ impl Tensors {
 pub struct FilePlan {
     model: FileSet,
     optimizer: FileSet,
-    /// By part, and by file of its set.
+    /// The placements of tensors, by part and by file of the part's set.
     places: Vec<Vec<ArenaPlacement>>,
 }
 

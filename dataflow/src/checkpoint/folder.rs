@@ -24,7 +24,7 @@ pub fn checkpoint_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// `step-00000100-0123456789abcdef`: in a store, where the token tells the run that wrote it from any other.
+/// `step-00000100-0123456789abcdef`: a checkpoint's name in a store, with the token of the run that wrote it.
 pub fn checkpoint_name_of(step: u64, token: &str) -> String {
     format!("{}-{token}", checkpoint_name(step))
 }

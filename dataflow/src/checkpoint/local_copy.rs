@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 3;
 pub enum Wanted {
     /// `config.json`.
     Config,
-    /// The files that generate and score: all but the state of a run.
+    /// The files for generating and scoring: all files except the state of a run.
     Model,
     /// All that a checkpoint has.
     Checkpoint,
@@ -57,7 +57,7 @@ struct Copied {
     _folder: ScratchFolder,
 }
 
-/// The folder for copies in that of the cache.
+/// The folder for copies, in the folder of the cache.
 const COPIES: &str = "copies";
 
 /// The prefix of the names of copies.
@@ -112,7 +112,7 @@ impl LocalCopy {
     /// Reads the files with `read`; if they are a copy, errors name the source.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub fn read<T>(&self, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         read(&self.path).map_err(|cause| match &self.copied {
             Some(copied) => JobError::Copied { url: copied.url.clone(), cause: Box::new(cause) },

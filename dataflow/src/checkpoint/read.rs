@@ -28,7 +28,7 @@ impl Checkpoint {
         Self::open_for(path, Wanted::Checkpoint)
     }
 
-    /// Opens the checkpoint in `path` for those of its files that are `wanted`: no other is read or verified.
+    /// Opens the checkpoint in `path`. Only the files that are `wanted` are read and verified.
     ///
     /// # Errors
     /// A file that is missing, truncated or changed, each named.
@@ -70,7 +70,7 @@ impl Checkpoint {
         self.wanted.includes(name) && self.state.checksums.contains_key(name)
     }
 
-    /// Where the run stood.
+    /// The state of the run, from `trainer.json`.
     pub fn state(&self) -> &TrainerState {
         &self.state
     }
@@ -96,7 +96,7 @@ mod tests {
         written(run, step, chunk, FILE_BYTES).commit().unwrap()
     }
 
-    /// As [`write`], but for the last act, and in files of `file_bytes` bytes.
+    /// As [`write`], except for the commit, and in files of `file_bytes` bytes.
     fn written(run: &Path, step: u64, chunk: usize, file_bytes: u64) -> CheckpointWriter {
         let layout = layout();
         let files = files_of(&layout, file_bytes);

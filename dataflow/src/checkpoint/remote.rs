@@ -64,7 +64,7 @@ pub struct RemoteCheckpoints {
 }
 
 impl RemoteCheckpoints {
-    /// Those of the run folder `run`.
+    /// The checkpoints of the run folder `run`.
     pub fn of_run(run: &RemoteFolder) -> Self {
         Self { run: run.clone(), folder: run.folder(CHECKPOINTS_FOLDER) }
     }
@@ -137,7 +137,7 @@ impl RemoteCheckpoints {
     /// again, for the one that is the latest then.
     ///
     /// # Errors
-    /// As [`steps`](Self::steps), and those of `read`.
+    /// As [`steps`](Self::steps), and the errors of `read`.
     pub fn with_latest<T>(
         &self,
         mut read: impl FnMut(&str, &RemoteFolder) -> Result<T>,
@@ -164,7 +164,7 @@ impl RemoteCheckpoints {
     /// Writes a complete checkpoint that is in the local folder `from`, which is `allowed` again before its last file.
     ///
     /// # Errors
-    /// As [`steps`](Self::steps), or a file that cannot be read, or that of `allowed`. The checkpoint is not complete then.
+    /// As [`steps`](Self::steps), a file that cannot be read, or the error of `allowed`. The checkpoint is not complete then.
     pub fn upload(
         &self,
         name: &str,
@@ -201,7 +201,7 @@ impl RemoteCheckpoints {
         Ok(())
     }
 
-    /// The names of the checkpoints of which there is anything.
+    /// The names of all checkpoints with at least one object, complete or not.
     ///
     /// # Errors
     /// As [`steps`](Self::steps).

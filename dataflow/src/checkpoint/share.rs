@@ -39,7 +39,7 @@ impl ShareWriter {
     /// As [`CheckpointWriter::write`](super::CheckpointWriter::write), of its share.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`CheckpointWriter::write`](super::CheckpointWriter::write).
     pub fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
         self.tensors.write(part, start, values)
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::super::write::CheckpointWriter;
     use super::*;
 
-    /// Four files, of which one of two processes has two.
+    /// Bytes of a file such that there are four files, and one of two processes has two of them.
     const FILE_BYTES: u64 = 64;
 
     /// Begins a checkpoint in `run` that two processes write.

@@ -44,7 +44,7 @@ pub struct RestoredState {
 }
 
 impl StateFiles {
-    /// Opens the checkpoint in `path`, whose tensors are those of `layout`, and `states` of each. The content of files of tensors
+    /// Opens the checkpoint in `path` with the tensors of `layout` and the optimizer's `states`. The content of files of tensors
     /// is not believed before it is read.
     ///
     /// # Errors
@@ -73,12 +73,12 @@ impl StateFiles {
         &self.path
     }
 
-    /// Where the run stood.
+    /// The state of the run, from `trainer.json`.
     pub fn state(&self) -> &TrainerState {
         &self.state
     }
 
-    /// Tells this checkpoint from any other: the checksum of `trainer.json`, which has those of all other files.
+    /// Identity of this checkpoint: the checksum of `trainer.json`, which has the checksums of all other files.
     pub fn fingerprint(&self) -> String {
         checksum(&self.state.to_bytes())
     }
@@ -201,7 +201,7 @@ impl StateFiles {
         Ok(jobs.into_iter().map(Job::Through).collect())
     }
 
-    /// The tensors of a part by the names that files have for them, of which the elements in the ranges `wanted` of its arena are read.
+    /// The tensors of a part by their names in files; the elements in the ranges `wanted` of the part's arena are read.
     fn places<'a>(
         &self,
         part: StatePart,
@@ -290,7 +290,7 @@ impl FileJob<'_> {
 }
 
 impl Place<'_> {
-    /// Takes those of `elements` that are wanted.
+    /// Takes the wanted ones of `elements`.
     fn take(&mut self, elements: &StoredElements<'_>) {
         let here = self.start + elements.range.start..self.start + elements.range.end;
         let first = self.wanted.partition_point(|range| range.end <= here.start);

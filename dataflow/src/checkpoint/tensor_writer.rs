@@ -48,7 +48,7 @@ impl TensorWriter {
         Ok(Self { plan, folder: folder.to_owned(), files, written: BTreeMap::new() })
     }
 
-    /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in any order.
+    /// Writes `values` at element `start` of a part's arena. Each element is written once, in any order.
     ///
     /// # Errors
     /// A file that cannot be written, elements that were written before (others are missing then), or those of a file that

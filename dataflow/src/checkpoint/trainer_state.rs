@@ -1,6 +1,6 @@
-//! `trainer.json`: where a run stood, and everything that may not change when it goes on.
+//! `trainer.json`: the place of a run at a checkpoint, and everything that may not change when it goes on.
 //!
-//! The bytes depend on nothing but the state: keys are sorted, there is no time, host or world size.
+//! The bytes depend only on the state: keys are sorted, there is no time, host or world size.
 //! The file carries the checksums of its neighbours, and one of itself.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub const TRAINER_FILE: &str = "trainer.json";
 /// Raised when older readers could misread a checkpoint.
 const FORMAT_VERSION: u32 = 1;
 
-/// That of a run that has moved to another version of its data: a reader that knows no moves would go on with the wrong samples.
+/// The version of files of a run that has moved to another version of its data: a reader without moves would go on with wrong samples.
 const FORMAT_VERSION_WITH_MOVES: u32 = 2;
 
 /// Everything of a run that is neither a parameter nor optimizer state.
@@ -86,7 +86,7 @@ impl Checksum {
 pub fn checksum_file(path: &Path) -> Result<String> {
     let file =
         tidemill_files::open(path).map_err(|source| JobError::file("reading", path, source))?;
-    // Of a large file that is on its way a thread does not stand still.
+    // A thread that reads a large file does not stand still.
     checksum_of(file, path, || {
         progress::moved();
         Ok(())
@@ -178,7 +178,7 @@ impl TrainerState {
     /// Verifies bytes of [`to_bytes`](Self::to_bytes); errors name `path`.
     ///
     /// # Errors
-    /// Damaged bytes, or those of a later version.
+    /// Damaged bytes, or bytes of a later version.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
         let damaged = |what: String| JobError::checkpoint(path, what);
         let mut value: Value = serde_json::from_slice(bytes)
@@ -202,7 +202,7 @@ impl TrainerState {
         }
         let state: Self = serde_json::from_value(value)
             .map_err(|error| damaged(format!("expected the state of a run: {error}")))?;
-        // A name with a folder in it could be that of any file of the machine.
+        // A name with a folder in it could name any file of the machine.
         let is_beside = |name: &str| {
             let mut parts = Path::new(name).components();
             matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))

@@ -52,7 +52,7 @@ impl CheckpointWriter {
         Self::begin_share(files, run_folder, state, FileShare::ALL)
     }
 
-    /// As [`begin`](Self::begin) where other processes write all files of tensors but those of `share`: see
+    /// As [`begin`](Self::begin) where other processes write all files of tensors except the files of `share`: see
     /// [`ShareWriter`](super::ShareWriter).
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl CheckpointWriter {
         Ok(Self { run_folder, partial, state, tensors, small, committed: false, files })
     }
 
-    /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in
+    /// Writes `values` at element `start` of a part's arena. Each element is written once, in
     /// any order.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Drop for CheckpointWriter {
     }
 }
 
-/// Makes the folder of a checkpoint, and that of all of them; a run folder that is gone stays gone.
+/// Makes the folder of a checkpoint, and the folder of all checkpoints; a run folder that is gone stays gone.
 fn make_folder(partial: &Path) -> std::io::Result<()> {
     match partial.parent().map(std::fs::create_dir) {
         Some(Err(error)) if error.kind() != ErrorKind::AlreadyExists => return Err(error),

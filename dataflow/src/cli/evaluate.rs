@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &EvaluateArguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What `work` gives, and the seconds that it took.
+/// The result of `work`, and the seconds that it took.
 fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64)> {
     let began = Instant::now();
     Ok((work()?, began.elapsed().as_secs_f64()))
@@ -186,7 +186,7 @@ fn note_cut_requests(planned: &[PlannedTask]) {
     }
 }
 
-/// To what these are answers.
+/// The header of a file of answers: model, device and requests.
 fn header<B: Backend>(
     model: &LoadedModel<B>,
     device: &str,

@@ -174,7 +174,7 @@ fn is_broken_pipe(cause: &(dyn Error + 'static)) -> bool {
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// The error of a run's workers or processes behind `error`, if that is what it comes from.
+/// The error of a run's workers or processes that caused `error`, if one did.
 pub(super) fn cluster_error(error: &anyhow::Error) -> Option<&ClusterError> {
     error.chain().find_map(|cause| match cause.downcast_ref::<JobError>() {
         Some(JobError::Cluster(cluster)) => Some(cluster),

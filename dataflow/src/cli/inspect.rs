@@ -28,7 +28,7 @@ use crate::error::JobError;
 use crate::metrics::{self, StepMetrics};
 use crate::run_folder::{self, RUN_CONFIG_FILE};
 
-/// The key of what a data set was made of, null where it has no report.
+/// The key of a data set's report in the output, null where it has no report.
 const REPORT: &str = "report";
 
 /// Flags of `tidemill inspect`.

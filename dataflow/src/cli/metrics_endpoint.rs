@@ -29,7 +29,7 @@ use crate::job::{ResolvedRun, TrainEvent};
 use crate::metrics::STEP_NUMBERS;
 use crate::operators::{Scores, TaskScores};
 
-/// What the encoder writes.
+/// The content type of the encoder's output.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a reader may take to ask.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Of a run of `steps`; what has not come yet is NaN.
+    /// The numbers of a run of `steps`; numbers that have not come yet are NaN.
     fn new(steps: u64) -> Self {
         let numbers = Self::default();
         for (_, _, number) in numbers.named() {
@@ -139,7 +139,7 @@ impl MetricsEndpoint {
             TrainEvent::Step(metrics) => {
                 numbers.step.set(metrics.step as f64);
                 for (of, number) in STEP_NUMBERS.iter().zip(&numbers.of_step) {
-                    // What a line does not have is as it was: memory is measured now and then.
+                    // A number that a line lacks stays as it was: memory is measured now and then.
                     if let Some(value) = (of.value)(metrics) {
                         number.set(value);
                     }

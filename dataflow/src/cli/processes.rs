@@ -57,9 +57,9 @@ pub(crate) enum Place {
     Member(Member),
     /// The one that starts the others and watches over them.
     Supervisor {
-        /// How many it starts.
+        /// Number of processes that it starts.
         processes: NonZeroUsize,
-        /// Workers of each.
+        /// Workers of each process.
         threads: usize,
     },
 }
@@ -77,7 +77,7 @@ impl ProcessArguments {
     /// there are, they are those that `device` has something to compute on for, up to `lanes` over all processes.
     ///
     /// # Errors
-    /// As that.
+    /// The errors of [`PlaceArguments::place`].
     pub(crate) fn place(&self, device: &DeviceChoice, lanes: usize) -> Result<Place> {
         self.places.place(|processes, here| {
             let lanes = (lanes / processes.max(1)).max(1);
@@ -170,7 +170,7 @@ pub(super) fn quiet_worker_panics() {
 }
 
 impl Place {
-    /// Which of its machine's workers are those of this process, or of the first that it starts.
+    /// The workers of this process, or of the first process that it starts, among all workers of its machine.
     pub(crate) fn workers_here(&self) -> LocalWorkers {
         match self {
             Self::Member(member) => LocalWorkers::of(&member.cluster),
@@ -190,7 +190,7 @@ impl Place {
     /// behind, and so ends wherever it stands when it is asked to; where it stands still, it ends as a run does.
     ///
     /// # Errors
-    /// Those of `work`, or a process that cannot be started.
+    /// The errors of `work`, or a process that cannot be started.
     pub(crate) fn bench(
         self,
         settled: impl FnOnce(usize) -> Result<Vec<String>>,

@@ -31,7 +31,7 @@ pub(crate) struct TrainProgress {
     bar: ProgressBar,
     /// Settings that may surprise: said at the start, from where output that has no reader ends the run in time.
     remarks: Vec<String>,
-    /// As it was measured last.
+    /// Memory in use, as it was last measured.
     memory: Mutex<String>,
     last_line: Mutex<Option<Instant>>,
 }
@@ -157,7 +157,7 @@ impl CountProgress {
         Self { bar, things, items_name, items: 0, started: now, last_line: now }
     }
 
-    /// One item more.
+    /// Counts one more item.
     pub(crate) fn item(&mut self) {
         self.add(1);
     }

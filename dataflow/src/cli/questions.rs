@@ -32,10 +32,10 @@ struct PlannedTasks {
     suites: Vec<(String, Suite)>,
 }
 
-/// What the run is asked at each evaluation; none where its config has no tasks.
+/// The questions of each evaluation of the run; none where its config has no tasks.
 ///
 /// # Errors
-/// A task that there is not or that is given twice, questions that cannot be read or made requests of, or a data set without a tokenizer.
+/// An unknown task or one that is given twice, questions that cannot be read or made into requests, or a data set without a tokenizer.
 pub(super) fn questions(run: &ResolvedRun) -> anyhow::Result<Option<Arc<dyn Questions>>> {
     let settings = run.config.evaluation.as_ref().map_or(&[][..], |evaluation| &evaluation.tasks);
     if settings.is_empty() {

@@ -23,7 +23,7 @@ pub(crate) enum TextKey {
 /// One line.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// Where it stands, such as `lines.jsonl: line 3`.
+    /// Its place, such as `lines.jsonl: line 3`.
     pub place: String,
     /// The name of the answer.
     pub id: Option<Value>,

@@ -1,4 +1,4 @@
-//! Processes of this program that it starts itself and watches over: those of `-n`.
+//! Processes of this program that it starts itself and watches over, as `-n` asks.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -26,7 +26,7 @@ pub(super) fn run(
     on_requests_to_stop(move |requests| match requests {
         1 => stop.stop(),
         2 => stop.end(),
-        // Our own children end with us, but for those that are stopped.
+        // Our own children end with us, except those that are stopped.
         _ => leave(),
     })?;
     let outcome = supervisor.run(|_process, invitation| {

@@ -55,7 +55,7 @@ impl TextTokenizer {
         self.encode_with(text, SpecialTokens::LeftOut)
     }
 
-    /// The tokens of `text`, with or without what the tokenizer puts around it.
+    /// The tokens of `text`, with or without the tokens that the tokenizer puts around it.
     pub(crate) fn encode_with(
         &self,
         text: &str,
@@ -74,7 +74,7 @@ impl TextTokenizer {
         text.map_err(|error| self.failed("decoding", &error).into())
     }
 
-    /// A tokenizer that cannot do with a text what it is for.
+    /// The error of a tokenizer that failed at `action`.
     fn failed(&self, action: &str, said: &dyn std::fmt::Display) -> JobError {
         let what = format!("{action} failed: {said}");
         JobError::Config { origin: self.path.clone(), what }
@@ -121,7 +121,7 @@ impl Encode for TextTokenizer {
     }
 }
 
-/// Any JSON that a deserializer takes whole, of which nothing is kept: in memory it would be many times as large.
+/// Any JSON, which a deserializer reads whole and drops: in memory it would be many times as large.
 struct AnyJson;
 
 impl<'de> Deserialize<'de> for AnyJson {
@@ -209,7 +209,7 @@ impl TextStream<'_> {
         let (before, all) = (self.tokenizer.decode(told)?, self.tokenizer.decode(&self.window)?);
         match all.strip_prefix(&before) {
             Some(rest) => Ok(rest.to_owned()),
-            // Bytes that make no text can make others before them none; what was told stays.
+            // Bytes that make no text can also spoil the bytes before them; text that was returned stays.
             None => self.tokenizer.decode(untold),
         }
     }
@@ -239,7 +239,7 @@ mod tests {
         tokenizer(&json.to_string())
     }
 
-    /// The parts that are told, and then the rest.
+    /// The parts of the text as they are returned, and then the rest.
     fn parts(tokenizer: &TextTokenizer, tokens: &[u32]) -> Vec<String> {
         let mut stream = tokenizer.text_stream();
         let mut parts: Vec<String> = Vec::new();

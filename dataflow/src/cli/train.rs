@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     answer(lifeline, code)
 }
 
-/// Two steps, counted from 1, of which the second is not before the first.
+/// Two steps, counted from 1; the second is not before the first.
 fn parse_steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     let parsed = text.split_once("..").and_then(|(first, last)| {
         let [first, last] = [first, last].map(|step| step.trim().parse::<u64>().ok());

@@ -151,7 +151,7 @@ fn refuse_what_is_there(output: &Path) -> Result<(), JobError> {
     Err(JobError::value("--output", "the path of a new file", found))
 }
 
-/// The tokenizer.json: special tokens first, then bytes and what was merged.
+/// The tokenizer.json: special tokens first, then bytes and merged pairs.
 fn json(pairs: &BytePairs, special: &[AddedToken]) -> anyhow::Result<String> {
     let texts: Vec<String> = (0..).take(pairs.tokens().len()).map(|id| pairs.text(id)).collect();
     if let Some(token) = special.iter().find(|token| texts.contains(&token.content)) {

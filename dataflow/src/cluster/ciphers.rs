@@ -1,7 +1,7 @@
 //! The primitives that protect the secret of a cluster, its messages and its data: HKDF, AES-256-GCM and random numbers of AWS-LC, and
 //! the Noise protocol framework of `snow`.
 //!
-//! Without the feature `processes` the file `no_ciphers.rs` stands here.
+//! Without the feature `processes`, the file `no_ciphers.rs` replaces this one.
 
 use std::{fmt, io};
 

@@ -4,7 +4,7 @@
 //! listens; one monitor thread does all the writing, so that frames never mix:
 //!
 //! - it sends a heartbeat every fifth of the peer deadline (or of the step deadline, where that is
-//!   shorter), which says where this process stands, and aborts the run when a peer has been silent for
+//!   shorter), which names the phase and the step of this process, and aborts the run when a peer has been silent for
 //!   the peer deadline;
 //! - when the run is aborted, here or elsewhere, it tells every peer the first error, and only
 //!   then cuts the data connections: so every process ends with the same message;

@@ -159,7 +159,7 @@ impl Incoming {
             let length = self.opener.next_frame(stream)?;
             let held = self.opened.len();
             if let Some(room) = buffer.get_mut(..held + length) {
-                // Straight to where timely wants it, which holds nothing but the returned bytes.
+                // Straight into timely's buffer, which holds only the returned bytes.
                 room[..held].copy_from_slice(&self.opened);
                 self.opener.open(&mut room[held..])?;
                 let checked = self.check(room)?;

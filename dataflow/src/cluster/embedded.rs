@@ -1,4 +1,5 @@
-//! Workers of a timely runtime that a program of its own has started: they run with the same care as those of a [`Cluster`](super::Cluster).
+//! Workers of a timely runtime that a program of its own has started: they run with the same care as the workers of a
+//! [`Cluster`](super::Cluster).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +27,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Those of process `process` of `processes`.
+    /// The workers of process `process` of `processes`.
     pub(super) fn new(abort: Abort, process: usize, processes: usize) -> Self {
         Self { abort, process, processes, of_process: OfProcess::default() }
     }
@@ -62,8 +63,8 @@ impl Workers {
     }
 }
 
-/// A run on workers of a [`timely::execute()`] of one's own, each of which calls [`work`](Self::work). It makes of a worker what parts
-/// of this crate ask for, a [`WorkerContext`], and sees that an error or a panic of one ends the run on all of them.
+/// A run on the workers of a [`timely::execute()`] of one's own; each worker calls [`work`](Self::work). It makes a worker into the
+/// [`WorkerContext`] that parts of this crate ask for, and an error or a panic of one worker ends the run on all of them.
 ///
 /// Failures of other processes are timely's to notice: a [`Cluster`](super::Cluster) notices them itself.
 ///
@@ -99,7 +100,7 @@ impl EmbeddedRun {
         Self::of_processes(0, 1)
     }
 
-    /// One of several processes, of which this has index `process`; each has as many workers.
+    /// One of several processes, with index `process`; each has as many workers.
     pub fn of_processes(process: usize, processes: usize) -> Self {
         Self(Workers::new(Abort::new(), process, processes))
     }
@@ -109,7 +110,7 @@ impl EmbeddedRun {
         &self.0.abort
     }
 
-    /// Runs `work` on `worker`, then steps until all its dataflows are complete, others than those of `work` too: to be called by
+    /// Runs `work` on `worker`, then steps until all its dataflows are complete, also dataflows that `work` did not build: to be called by
     /// the closure that timely calls, on every worker. `None` where the run was ended before; the dataflows are then dropped.
     pub fn work<R>(
         &self,
@@ -141,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs on three workers, of which the second panics or fails after it has begun; the others wait for it without end.
+    /// Runs on three workers. The second panics or fails after it has begun; the others wait for it without end.
     fn broken(breaks: impl Fn() -> Result<(), Failure> + Send + Sync + 'static) -> String {
         let run = EmbeddedRun::new();
         let of_workers = run.clone();

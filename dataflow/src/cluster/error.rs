@@ -17,7 +17,7 @@ use super::progress::Phase;
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
 
-/// The error itself where `error` is a shared one, whose type would otherwise be hidden by that of the pointer.
+/// The error itself where `error` is a shared one: the type of the pointer would otherwise hide the type of the error.
 pub(crate) fn unshared<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     match error.downcast_ref::<SharedError>() {
         Some(shared) => shared.as_ref(),
@@ -127,7 +127,7 @@ pub enum ClusterError {
     /// The run is over, but some of its threads are not: their memory is not free.
     #[error("{} did not end within {} s of the end of the run", list(left), deadline.as_secs_f64())]
     LeftBehind {
-        /// Those that are left.
+        /// The threads that are left.
         left: Vec<Actor>,
         /// `ending_deadline` of the settings.
         deadline: Duration,
@@ -423,7 +423,7 @@ impl ClusterError {
         }
     }
 
-    /// The message followed by those of its sources, each after a colon: the text for the peers.
+    /// The message and the messages of its sources, each after a colon: the text for the peers.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut link = self.source();

@@ -361,7 +361,7 @@ impl Patience {
 /// [`Cluster::connect`], then [`Cluster::execute`].
 ///
 /// # Errors
-/// As those.
+/// The errors of [`Cluster::connect`] and [`Cluster::execute`].
 pub fn execute<R, F>(settings: ClusterSettings, work: F) -> Result<Vec<R>, ClusterError>
 where
     R: Send + 'static,

@@ -15,7 +15,7 @@ use super::exit_class::ExitClass;
 pub struct Aborted;
 
 impl Classified for Aborted {
-    /// That of a consequence: the first error has one of its own.
+    /// The class of a consequence: the first error has a class of its own.
     fn exit_class(&self) -> ExitClass {
         ExitClass::Restart
     }

@@ -20,7 +20,7 @@ const LONGEST_QUOTE_BYTES: usize = 200;
 /// Reads the addresses of a cluster's processes from a hosts file.
 ///
 /// # Errors
-/// If the file cannot be read, a line is not `host:port`, an address stands twice, or there is
+/// If the file cannot be read, a line is not `host:port`, an address is there twice, or there is
 /// none.
 pub fn read_hosts(path: &Path) -> Result<Vec<String>, ClusterError> {
     let text = tidemill_files::read(path, Kind::Hosts).and_then(|bytes| {

@@ -1,4 +1,4 @@
-//! Stands for [`ciphers`](super::ciphers) in a build without the feature `processes`: nothing can be protected, so processes
+//! Replaces [`ciphers`](super::ciphers) in a build without the feature `processes`: nothing can be protected, so processes
 //! never meet, and each attempt says why. Keys and ciphers have no values, which the compiler knows.
 
 use std::io;

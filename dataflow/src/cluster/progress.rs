@@ -1,4 +1,4 @@
-//! Where each thread of a run stands, and whether it moves.
+//! The phase of each thread of a run, and whether the thread moves.
 //!
 //! That a process breathes says nothing of its work: a kernel that never returns, a file system that does not answer, or
 //! a reader that has gone leave all heartbeats as they were. So each worker and each guarded thread of a run has a
@@ -70,7 +70,7 @@ pub(super) enum Nature {
     Waits,
     /// Nothing before other deadlines have ended its wait.
     BoundedElsewhere,
-    /// That it is stuck.
+    /// The thread is stuck.
     Works,
 }
 
@@ -163,7 +163,7 @@ pub(super) enum Rhythm {
     Jobs,
 }
 
-/// Where one thread of a run stands.
+/// The phase and the progress of one thread of a run.
 #[derive(Debug)]
 pub(super) struct Station {
     pub(super) actor: Actor,
@@ -281,7 +281,7 @@ pub(super) struct Standing {
 }
 
 impl Default for Standing {
-    /// That of a process of which nothing is known yet.
+    /// The standing of a process that has not reported yet.
     fn default() -> Self {
         Self { worker: None, phase: Phase::Starting, step: 0, moved: 0 }
     }

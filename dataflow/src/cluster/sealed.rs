@@ -77,7 +77,7 @@ impl Opener {
     /// [`Opener::open`] then opens.
     ///
     /// # Errors
-    /// Those of `reader`, `UnexpectedEof` at its end, and `InvalidData` for bytes that were not sealed by
+    /// Errors of `reader`, `UnexpectedEof` at its end, and `InvalidData` for bytes that were not sealed by
     /// the other end.
     pub(super) fn next_frame(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         self.fill(HEADER_BYTES, reader)?;
@@ -174,7 +174,7 @@ mod tests {
         (key, frames.to_vec())
     }
 
-    /// How many payloads open, each of which must be the one that was sealed.
+    /// How many payloads open; each must be the one that was sealed.
     fn opened(key: &DataKey, sizes: [usize; 6], stream: &[u8]) -> (usize, io::ErrorKind) {
         let (mut opener, mut reader) = (Opener::new(key), stream);
         for (count, size) in sizes.into_iter().enumerate() {

@@ -1,9 +1,9 @@
 //! The secret that the processes of a cluster share, and where it comes from.
 //!
-//! It is text, of which both ends of a connection derive the key of their handshake
+//! It is text; both ends of a connection derive the key of their handshake from it
 //! ([`Channel`](super::channel::Channel)). The program reads it from the environment or from a
-//! file that only its owner can read; a supervisor makes one for its processes. It never stands on
-//! a command line, in a log or in an error.
+//! file that only its owner can read; a supervisor makes one for its processes. It is never part of
+//! a command line, a log or an error.
 
 use std::fmt;
 use std::fs::File;
@@ -104,7 +104,7 @@ impl Secret {
         Self::new(&String::from_utf8_lossy(&bytes), &path.display().to_string())
     }
 
-    /// Stands for the secret where there is none, and is known to all.
+    /// Replaces the secret where there is none; everyone knows it.
     pub(super) fn well_known() -> Self {
         Self("".into())
     }

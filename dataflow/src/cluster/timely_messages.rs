@@ -24,10 +24,10 @@ pub(super) struct Messages {
     place: Place,
 }
 
-/// Where the stream stands.
+/// A place in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// In a header, of which zeros were made up for the bytes before.
+    /// In a header; after the stream was cut off, `zeros` bytes of it were added as zeros.
     Header {
         zeros: usize,
     },
@@ -50,8 +50,8 @@ impl Messages {
         Self { sources: of(peer), targets: of(process), place: BOUNDARY }
     }
 
-    /// How many of `bytes`, which come next in the stream, may be handed on: all but a header at
-    /// their end that is not complete.
+    /// How many of `bytes`, which come next in the stream, may be handed on: all except an incomplete
+    /// header at their end.
     pub(super) fn check(&mut self, bytes: &[u8]) -> Result<usize, Impossible> {
         let (mut place, mut rest) = (self.place, bytes);
         while !rest.is_empty() {
@@ -75,7 +75,7 @@ impl Messages {
         Ok(bytes.len() - rest.len())
     }
 
-    /// Where the stream stands after a header.
+    /// The place in the stream after a header.
     fn after(&self, header: &[u8; HEADER_BYTES]) -> Result<Place, Impossible> {
         let (words, _) = header.as_chunks();
         let word = |index: usize| u64::from_be_bytes(words[index]);

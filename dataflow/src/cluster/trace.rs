@@ -1,9 +1,9 @@
-//! What the threads of a process did and when, in a file that Perfetto and `chrome://tracing` open.
+//! A trace of the threads of a process over time, in a file that Perfetto and `chrome://tracing` open.
 //!
 //! Each worker has a track of its operators, as timely schedules them, and each thread of a run one of the [phases](super::progress::Phase)
-//! that it goes through: what a device thread computes, what an optimizer thread sums, waits for and updates, what is written of a
-//! checkpoint. Each device stream has a track too: the work on it, by the device's own times ([`QueueTrack`]). All stand on one clock, the
-//! machine's, so that files of several processes can be laid over each other.
+//! that it goes through: computing on a device thread, summing, waiting and updating on an optimizer thread, and writing a
+//! checkpoint. Each device stream has a track too: the work on it, by the device's own times ([`QueueTrack`]). All tracks use one
+//! clock, the machine's, so that files of several processes can be laid over each other.
 //!
 //! The format is the JSON array of the Trace Event Format (Google, "Trace Event Format", 2016), of complete events (`"ph": "X"`) with
 //! microseconds. Spans are written as they end, whole lines at a time: of a process that is killed the file lacks its last spans and the
@@ -40,7 +40,7 @@ pub struct Trace {
     origin: Instant,
     origin_nanoseconds: u128,
     process: usize,
-    /// Those whose spans are written; 0 is before the first.
+    /// The steps whose spans are written; 0 is before the first.
     steps: RangeInclusive<u64>,
     /// The step that a device of this process has in hand.
     in_hand: Arc<AtomicU64>,
@@ -85,8 +85,9 @@ impl Trace {
         Ok(trace)
     }
 
-    /// As it is, but with the spans of these steps alone, counted from 1 as those of metrics are: those that end while a device of the
-    /// process has one of these steps in hand, and of threads that know their step those of it. To be called before the trace is handed on.
+    /// The same trace with the spans of these steps alone, counted from 1 as in metrics: spans that end while a device of the
+    /// process has one of these steps in hand; of threads that know their step, the spans of these steps. To be called before the trace is
+    /// handed on.
     #[must_use]
     pub fn of_steps(self, steps: RangeInclusive<u64>) -> Self {
         Self { steps, ..self }
@@ -204,7 +205,7 @@ struct Operators {
     track: u64,
     /// In JSON, by the numbers that timely gives.
     names: HashMap<usize, String>,
-    /// Those that have begun, the outer ones first, and when.
+    /// Operators that have begun and not ended, the outer ones first, and the times at which they began.
     running: Vec<(usize, Duration)>,
 }
 
@@ -248,7 +249,7 @@ pub(super) struct Track {
 }
 
 impl Track {
-    /// That of `actor`, which is in `phase`.
+    /// The track of `actor`, which is in `phase`.
     pub(super) fn new(trace: &Trace, actor: &Actor, phase: Phase) -> Self {
         let track = trace.track(&actor.to_string());
         let phase = Mutex::new((phase, 0, trace.origin.elapsed()));

@@ -8,7 +8,7 @@
 //! 3. a peer that works and has not moved. It accuses itself first, unless it is one that only breathes;
 //! 4. where all of them wait, the one that has come least far: the message that it waits for was lost.
 //!
-//! Those that wait for others are never accused while one of the others moves. A process that was stopped as a whole
+//! A thread that waits for others is never accused while one of the others moves. A process that was stopped as a whole
 //! (Ctrl-Z, a sleeping laptop) accuses nothing when it wakes: the watch notices that it overslept, and begins anew.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -29,7 +29,7 @@ pub(super) struct PeerStanding {
     pub(super) peer: Peer,
     pub(super) standing: Standing,
     pub(super) heard: Instant,
-    /// Whether that was a goodbye.
+    /// Whether the report was a goodbye.
     pub(super) has_left: bool,
     /// How long its next word may take to arrive.
     pub(super) delay: Duration,
@@ -65,7 +65,7 @@ struct SeenPeer {
     since: Instant,
 }
 
-/// Where everything stood when it was last looked at.
+/// The stations of threads and the reports of peers at the last look.
 struct Watch {
     deadline: Duration,
     looked: Instant,

@@ -21,7 +21,7 @@ pub(super) enum Platform {
 pub(super) struct Gpus {
     /// All of them.
     pub all: NonZeroUsize,
-    /// Those from the first on that are of one kind and read each other's memory.
+    /// GPUs from the first one on that are of one kind and read each other's memory.
     pub together: NonZeroUsize,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Gpus {
 #[derive(Debug)]
 pub(super) struct NoGpu {
     pub why: String,
-    /// How many there are all the same.
+    /// Number of GPUs that are there all the same.
     pub gpus: usize,
     /// The failure of one that may work another time; `None` where there is nothing to wait for.
     pub failure: Option<KernelError>,

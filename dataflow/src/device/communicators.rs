@@ -41,7 +41,7 @@ pub enum Communicators<B: Backend> {
         schedule: Arc<LaneSchedule>,
         /// The workers of this process between themselves, and how many read each other's memory.
         local: (Ends<LocalRank<B>>, usize),
-        /// Where one of them lacks it.
+        /// The ends that are used where a worker lacks the library.
         otherwise: Ends<Host<B>>,
         /// Which workers hold the parameters.
         together: Together<B>,
@@ -276,7 +276,7 @@ fn of_process_by_reach<B: Backend>(
     }
 }
 
-/// The ends of workers of which none reads the memory of another; `hosts` are those of their processes.
+/// The ends of workers that do not read each other's memory; `hosts` has the range of processes of each host.
 fn alone<B: Backend>(
     backends: &[&B],
     process: usize,
@@ -295,7 +295,7 @@ fn alone<B: Backend>(
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }
 
-/// The group of all workers' devices by `library`, of which the one of `context` is `backend`, or why there can be none. To be
+/// The group of all workers' devices by `library`, or why there can be none; `backend` is the device of the worker of `context`. To be
 /// called by every worker: it waits for the others' offers. `reading` workers of this process read each other's memory.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use super::maker::Maker;
 use super::{Devices, Precision, WithBackend, WorkerDevice};
 use crate::error::{JobError, Result};
 
-/// The GPUs that there are, the first of which can be opened.
+/// All GPUs; the first can be opened.
 pub(super) fn usable<D: Installed>() -> std::result::Result<Gpus, NoGpu> {
     let found = D::device_count().map_err(|error| no_gpu(error, 0))?;
     let all = NonZeroUsize::new(found).ok_or_else(|| {

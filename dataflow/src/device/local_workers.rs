@@ -1,10 +1,10 @@
-//! Which of its machine's workers those of a process are.
+//! The workers of a process among all workers of its machine.
 
 use std::num::NonZeroUsize;
 
 use crate::cluster::{ClusterSettings, host};
 
-/// Which of its machine's workers those of this process are.
+/// The workers of this process among all workers of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalWorkers {
     /// Workers of earlier processes on the same machine.
@@ -26,7 +26,7 @@ impl LocalWorkers {
         Self { first: 0, count, here: count.saturating_mul(processes.get()) }
     }
 
-    /// Those of one process of a cluster. Processes are on one machine where their addresses name the same host.
+    /// The workers of one process of a cluster. Processes are on one machine where their addresses name the same host.
     pub fn of(cluster: &ClusterSettings) -> Self {
         let earlier = processes_here(cluster, cluster.process);
         let here = Self::processes_here(cluster).saturating_mul(cluster.threads);
@@ -39,7 +39,7 @@ impl LocalWorkers {
     }
 }
 
-/// Of the first `processes` of a cluster, those on the machine of this one.
+/// How many of the first `processes` of a cluster are on this process's machine.
 fn processes_here(cluster: &ClusterSettings, processes: usize) -> usize {
     let of = |address: &String| host(address).map(str::to_owned);
     let own = cluster.addresses.get(cluster.process).and_then(of);

@@ -37,7 +37,7 @@ impl Maker {
         }
     }
 
-    /// The GPUs that there are, the first of which can be opened.
+    /// All GPUs; the first can be opened.
     pub(super) fn usable_gpus(self) -> std::result::Result<Gpus, NoGpu> {
         match self {
             #[cfg(feature = "cuda")]

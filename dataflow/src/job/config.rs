@@ -1,7 +1,7 @@
 //! `RUN.toml`: the config of a training run.
 //!
 //! Every table sits beside its owner (model settings in the model crate, batch settings in
-//! [`batch`](crate::batch) ...); the top struct only nests. Unknown keys are errors, units stand in the names,
+//! [`batch`](crate::batch) ...); the top struct only nests. Unknown keys are errors, units are in the names,
 //! and rules across tables live in [`RunConfig::check`]. The resolved form of a run, once its data set is known, is
 //! [`ResolvedRun`](super::resolve::ResolvedRun).
 
@@ -167,7 +167,7 @@ fn default_evaluation_samples() -> u64 {
     256
 }
 
-/// What `tidemill import` writes where only the user knows the value.
+/// The value that `tidemill import` writes where only the user knows the value.
 pub(crate) const PLACEHOLDER: &str = "FILL-IN";
 
 impl RunConfig {
@@ -209,7 +209,7 @@ impl RunConfig {
             return Err(config_error(what));
         }
         let config: Self = if overrides.is_empty() {
-            // Straight from the text, so that an error can say in which line it stands.
+            // Straight from the text, so that an error can name the line.
             toml::from_str(text).map_err(|error| config_error(name_line(&error, text)))?
         } else {
             // The merged text is not the user's: an error names its key, not its line.

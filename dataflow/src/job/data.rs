@@ -80,7 +80,7 @@ pub enum DocumentBoundaries {
     /// Nothing: a sample is one text.
     #[default]
     Ignore,
-    /// The model begins anew, and the first token of a document is not predicted.
+    /// The model begins again, and the first token of a document is not predicted.
     Reset,
 }
 

@@ -1,7 +1,7 @@
 //! Checkpoints that other processes have in their own `run.dir`.
 //!
 //! Only process 0's run folder counts. Where another machine becomes process 0, its folder may be empty, or behind, while the
-//! run's checkpoints lie where process 0 was before: the run would begin anew without a word. So every other process
+//! run's checkpoints lie where process 0 was before: the run would start again without a message. So every other process
 //! says how far its own folder goes before process 0 touches its own.
 
 use std::path::PathBuf;

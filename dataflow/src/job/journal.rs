@@ -35,7 +35,7 @@ pub(super) struct Journal {
     evaluations: Option<RunLog<EvaluationReport>>,
     /// Requests that are asked at each evaluation.
     pub questions: Option<Arc<dyn Questions>>,
-    /// Tells what is held of the device of worker 0, where it has memory of its own.
+    /// Returns the bytes in use on the device of worker 0, where it has memory of its own.
     pub device_bytes: Option<DeviceBytes>,
     /// When memory was measured last.
     measured: Option<Instant>,
@@ -122,7 +122,7 @@ impl Journal {
         self.metrics.last()
     }
 
-    /// Steps of which there was a line already, and that are done again.
+    /// Steps that had a line already and are done again.
     pub fn steps_again(&self) -> u64 {
         self.metrics.dropped()
     }
@@ -176,7 +176,7 @@ impl Journal {
         self.write_complete();
     }
 
-    /// Writes down the steps of which all is known.
+    /// Writes down the steps whose numbers are complete.
     fn write_complete(&mut self) {
         while !self.communication.is_empty()
             && let Some(metrics) = self.steps.pop_front()

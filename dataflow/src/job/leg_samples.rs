@@ -22,7 +22,7 @@ pub(super) struct LegSamples {
     /// Requests that were not passed on yet.
     waiting: VecDeque<Range<u64>>,
     wake: Option<Wake>,
-    /// Whether the decisions end with it.
+    /// Whether the decisions end with this worker.
     is_last: bool,
 }
 
@@ -37,7 +37,7 @@ struct Reading {
 }
 
 impl LegSamples {
-    /// For a worker; that of index 0 reads for as long as decisions may be due.
+    /// For a worker; the worker of index 0 reads for as long as decisions may be due.
     pub(super) fn new(legs: &Arc<Legs>, worker: usize) -> Self {
         Self {
             legs: Arc::clone(legs),

@@ -1,14 +1,14 @@
 //! The legs of a run's stream: which version of the data is read from which position on.
 //!
-//! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to that
-//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part that is read of one
-//! version, from the beginning of the epoch that is due. A decision stands in every checkpoint behind it
+//! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to the newest
+//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part of the stream that is
+//! read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
 //! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
 //! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and the workers that wait for it go on. Nothing of the
 //! graph waits: a [source](super::leg_samples) that has no samples yet answers none. Samples of a leg are decoded once all workers of the process have
-//! those of the leg before, so that memory and cache are those of one decoder.
+//! the samples of the leg before, so that memory and cache are as for one decoder.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,14 +91,14 @@ struct State {
     is_opening: bool,
     /// The newest version, as this process found it.
     found: Option<Mixture>,
-    /// For the other processes.
+    /// Decisions that the other processes have not been sent yet.
     decisions: VecDeque<Decision>,
     wakes: Vec<Wake>,
     is_closed: bool,
 }
 
 impl Legs {
-    /// Those of a run that goes on from its cursor.
+    /// The legs of a run that goes on from its cursor.
     ///
     /// # Errors
     /// A decoder that does not start.
@@ -145,7 +145,7 @@ impl Legs {
             observer: Arc::clone(observer),
         };
         let first = Arc::clone(&lock(&legs.state).legs[0]);
-        // Faults of the data are told before the processes meet.
+        // Faults of the data are reported before the processes meet.
         let decoder = legs.decoder(&first)?;
         lock(&legs.state).first_decoder = Some(decoder);
         Ok(Arc::new(legs))
@@ -325,7 +325,7 @@ impl Legs {
         }
     }
 
-    /// The decoder of a leg, of which this process has one at a time.
+    /// The decoder of a leg; this process has one decoder at a time.
     ///
     /// # Errors
     /// One that does not start.
@@ -351,7 +351,7 @@ impl Legs {
 }
 
 impl State {
-    /// The leg of a position of which it is decided.
+    /// The leg of a position for which it is decided.
     fn leg_of(&self, position: u64) -> Arc<Leg> {
         let behind = self.legs.partition_point(|leg| leg.start <= position);
         Arc::clone(&self.legs[behind.max(1) - 1])
@@ -372,7 +372,7 @@ impl Leg {
         position - self.start + self.first_place()
     }
 
-    /// That of its beginning.
+    /// The position of its beginning in the version's own stream.
     pub(super) fn first_place(&self) -> u64 {
         self.epoch.saturating_mul(self.data.samples())
     }

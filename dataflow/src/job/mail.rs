@@ -11,7 +11,7 @@ use timely::dataflow::{InputHandle, ProbeHandle, Scope};
 
 use crate::cluster::progress;
 
-/// Sends records to the workers whose index stands before them. Every worker has one, and closes it.
+/// Sends records to the workers whose index precedes each of them. Every worker has one, and closes it.
 pub(super) type Sender<D> = InputHandle<u64, CapacityContainerBuilder<Vec<(u64, D)>>>;
 
 /// The messages that came to this worker.

@@ -35,9 +35,9 @@ pub(crate) struct PlanMemory<'a> {
     pub positions: usize,
     /// Workers of all processes, or of those on this machine.
     pub workers: usize,
-    /// Of them, those of this process.
+    /// Those of these workers that are in this process.
     pub workers_of_process: usize,
-    /// Of them, the most that one device computes for.
+    /// The most of these workers that one device computes for.
     pub workers_per_device: usize,
 }
 

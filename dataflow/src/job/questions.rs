@@ -1,7 +1,7 @@
 //! Questions that a run is asked while it trains, and their requests behind the samples of an evaluation.
 //!
-//! A request is a sample of its own: its context is read and [not counted](UNCOUNTED), its continuation is, and what is left of the
-//! sample is filled up. So it takes the way of every other sample, and its log-likelihood has the same bits for any number of
+//! A request is a sample of its own: its context is read and [not counted](UNCOUNTED), its continuation is counted, and the rest of
+//! the sample is filled up. So it takes the way of every other sample, and its log-likelihood has the same bits for any number of
 //! workers and any microbatch.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use crate::cluster::Failure;
 use crate::error::Result;
 use crate::operators::{SampleSource, Scores, Wake};
 
-/// Tokens of which the last ones are asked for: how likely they are behind the others.
+/// Tokens, with a question about the last of them: how likely are they after the others?
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// All of them; at most one more than a sample has positions.
@@ -27,15 +27,15 @@ pub struct Request {
     pub first: usize,
 }
 
-/// What is asked at each evaluation. All processes of a run ask the same.
+/// The questions of each evaluation. All processes of a run ask the same.
 pub trait Questions: Send + Sync + fmt::Debug {
     /// The requests.
     fn requests(&self) -> &[Request];
 
-    /// What tells these requests from others.
+    /// Identity of these requests: other requests have another.
     fn fingerprint(&self) -> String;
 
-    /// What follows from the answer to each request.
+    /// The scores that follow from the answers, which are in the order of the requests.
     ///
     /// # Errors
     /// Answers that no metric can be formed of.
@@ -45,12 +45,12 @@ pub trait Questions: Send + Sync + fmt::Debug {
 /// Samples of a data set, and the requests at the positions behind them.
 pub(super) struct EvaluationSource {
     decoded: DecodedSamples,
-    /// Of the data set.
+    /// Samples of the data set that are evaluated.
     samples: u64,
     questions: Option<Arc<dyn Questions>>,
     /// t, of each sample.
     positions: usize,
-    /// What was asked for and not given yet.
+    /// The ranges of positions that were asked for and not given yet.
     asked: VecDeque<Range<u64>>,
 }
 

@@ -6,7 +6,7 @@ use tidemill_streaming_data::order::ShuffleOrder;
 
 /// How `max_seq_len` and the length of samples go together: a model trains on samples as long as they are.
 ///
-/// `written` is the number that the user gave, `model` is one that is drawn anew.
+/// `written` is the number that the user gave, `model` is a model with new random parameters.
 pub(super) fn of_positions(
     model: &ModelConfig,
     written: Option<usize>,

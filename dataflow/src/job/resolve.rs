@@ -35,11 +35,11 @@ pub struct ResolvedRun {
     pub device: DeviceChoice,
     /// The data that is trained on: at first, if the run follows the newest version.
     pub data: Mixture,
-    /// Where the run's latest checkpoint stands in data that is kept up to date.
+    /// The position of the run's latest checkpoint in data that is kept up to date.
     pub(super) saved_cursor: Option<Cursor>,
     /// The data set of evaluations, and how many of its samples are read.
     pub evaluation: Option<(Mixture, u64)>,
-    /// The requests of each evaluation: those of `evaluation.tasks` in tokens.
+    /// The requests of each evaluation: the questions of `evaluation.tasks`, in tokens.
     pub questions: Option<Arc<dyn Questions>>,
     /// The model that is trained.
     pub model: Arc<Blueprint>,
@@ -175,13 +175,13 @@ impl ResolvedRun {
         state
     }
 
-    /// Where the run stands in its data, as far as that was looked at.
+    /// The position of the run in its data, as far as it is known.
     pub(super) fn cursor(&self) -> Cursor {
         let begins = || Cursor::start(self.data.identity());
         self.saved_cursor.clone().unwrap_or_else(begins)
     }
 
-    /// Whether the run's data is of several versions, or may come to be.
+    /// Whether the run's data has several versions, or may get them.
     fn has_moves(&self, saved: Option<&Cursor>) -> bool {
         let has_moved = |cursor: &Cursor| !cursor.moves.is_empty();
         self.config.data.follow == DataFollow::Latest
@@ -209,7 +209,7 @@ impl ResolvedRun {
         self.config.schedule.steps.unwrap_or(self.steps)
     }
 
-    /// Makes `horizon` that of the schedule, with the settings that depend on it.
+    /// Makes `horizon` the horizon of the schedule, with the settings that depend on it.
     pub(super) fn set_horizon(&self, state: &mut TrainerState, horizon: u64) {
         let warmup_steps = self.config.schedule.resolved_warmup_steps(horizon);
         for (key, steps) in [(HORIZON_KEY, horizon), (WARMUP_KEY, warmup_steps)] {
@@ -438,7 +438,7 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-/// Tokens that a parameter is trained on where nothing but compute is short (Hoffmann et al., 2022).
+/// Tokens for each parameter of a model where only compute is short (Hoffmann et al., 2022).
 const CHINCHILLA_TOKENS: f64 = 20.0;
 
 /// The steps of a run by samples of an epoch, each of so many predicted tokens, and by the model's parameters.

@@ -1,9 +1,9 @@
 //! From the state that process 0 has to the state that every worker needs.
 //!
 //! The state crosses to each process once, and lies there once: the workers of a process share one arena of parameters, and
-//! one of each state of the optimizer, of which only their own parts are ever touched. A process that sees the checkpoint itself reads it there,
-//! and nothing crosses to it; that the folder is the same, and not one that looks like it, is known by the token of the
-//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, states only of their own parts.
+//! one arena of each state of the optimizer, where each worker touches only its own parts. A process that sees the checkpoint itself
+//! reads it there, and nothing crosses to it; the token of the run that holds the folder shows that it is the same folder, not one that
+//! looks like it. Other processes get chunks from worker 0, a few megabytes in flight, states only of their own parts.
 //! Process 0 verifies every file while it reads.
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ impl ProcessState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of it, read by this process.
+    /// Puts the whole state, which this process has read.
     fn put(&self, start: StartPoint, parameters: Vec<f32>, states: Option<Vec<Vec<f32>>>) {
         let mut state = self.lock();
         state.start = Some(start);
@@ -164,7 +164,7 @@ struct Cut {
     /// By chunk: the process of the worker that owns it.
     owners: Vec<usize>,
     process: usize,
-    /// Where parameters and the states of the optimizer stand.
+    /// The places of parameters and of the optimizer's states.
     arenas: StateArenas,
 }
 

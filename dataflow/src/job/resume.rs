@@ -2,7 +2,7 @@
 //!
 //! Settings that are numerics are flattened to the keys that the user writes (`optimizer.betas`), kept in
 //! `trainer.json`, and compared on resume. Everything else (steps, workers, processes, microbatch, checkpoints,
-//! caches, compute threads) may change. The kind of device may change too, and is told.
+//! caches, compute threads) may change. The kind of device may change too, which is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -38,8 +38,8 @@ fn flatten_value(prefix: &str, value: Value, into: &mut BTreeMap<String, Value>)
 const KEYS_OF_DATA: [&str; 4] =
     ["model.vocab_size", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"];
 
-/// Compares a saved run with the one that its config asks for. Checkpoints from before documents were told apart are those of
-/// runs that ignored them.
+/// Compares a saved run with the one that its config asks for. A checkpoint without a setting of document boundaries is from a run
+/// that ignored them.
 ///
 /// # Errors
 /// The first key that may not change and did, with both values. A name comes before the settings that follow from it, and the data

@@ -1,4 +1,4 @@
-//! Checkpoints that several processes write: which process writes which files, and the sinks of all but process 0.
+//! Checkpoints that several processes write: which process writes which files, and the sinks of all processes except 0.
 //!
 //! File `f` is written by process `f mod n` of the `n` that see the run folder. The parts of other processes are sent to these, as all of
 //! it is to process 0 where that alone has the folder.
@@ -26,7 +26,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Those of `processes` that have a file of `plan` to write.
+    /// The shares of the processes, of `processes`, that have a file of `plan` to write.
     pub fn new(mut processes: Vec<usize>, workers_of_process: usize, plan: &FilePlan) -> Self {
         processes.truncate(plan.count());
         Self { processes, workers_of_process }

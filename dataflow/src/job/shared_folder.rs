@@ -14,7 +14,7 @@ use crate::run_folder::RunFolder;
 /// A run folder and the processes that have it.
 #[derive(Clone, Debug)]
 pub struct SharedFolder {
-    /// In order; the first is process 0.
+    /// The processes, in order; the first is process 0.
     pub processes: Vec<usize>,
     /// The folder, on the first worker of each of the others.
     pub seen: Option<SeenFolder>,
@@ -23,14 +23,14 @@ pub struct SharedFolder {
 /// The run folder of process 0 as another process sees it.
 #[derive(Clone, Debug)]
 pub struct SeenFolder {
-    /// Where it sees it.
+    /// The path by which it sees the folder.
     pub path: PathBuf,
     /// The mark by which a process knows that its folder is the one that process 0 holds.
     pub token: String,
 }
 
 impl SeenFolder {
-    /// Whether it still is.
+    /// Whether process 0 still holds the folder at this path.
     pub fn is_held(&self) -> bool {
         RunFolder::is_held_under(&self.path, &self.token)
     }

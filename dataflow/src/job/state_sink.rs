@@ -67,9 +67,9 @@ pub struct CheckpointParts {
     pub template: TrainerState,
     /// Which version of the data is where.
     pub legs: Arc<Legs>,
-    /// How many samples a step has.
+    /// The training plan, which has the number of samples of a step.
     pub plan: Arc<TrainingPlan>,
-    /// Which updates are evaluated.
+    /// The evaluation plan, which says after which updates an evaluation is due.
     pub evaluation: Option<EvaluationPlan>,
     /// The records of the run that are written.
     pub written: Written,

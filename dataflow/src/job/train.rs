@@ -40,7 +40,7 @@ impl StopRequest {
         }
     }
 
-    /// Whether it was asked.
+    /// Whether the stop was requested.
     pub fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
@@ -72,7 +72,7 @@ pub enum TrainEvent {
     },
     /// The workers have their state.
     Started {
-        /// Updates done: 0, or those of the checkpoint that is gone on with.
+        /// Updates done: 0, or the updates of the checkpoint that is gone on with.
         step: u64,
         /// Updates of the whole run.
         steps: u64,

@@ -133,7 +133,7 @@ fn at_least_one(number: u64) -> NonZeroU64 {
     NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
 }
 
-/// What is held of a device from now on, where it has memory of its own.
+/// Bytes held on a device since this call, where it has memory of its own.
 fn device_bytes<B: Backend>(device: &Arc<B>) -> Option<DeviceBytes> {
     let device = Arc::clone(device);
     let free = move || device.free_memory_bytes().ok().flatten();

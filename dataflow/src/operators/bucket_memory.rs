@@ -33,7 +33,7 @@ pub(crate) struct BucketNeed {
 }
 
 impl BucketMemory {
-    /// That of `buckets` of `layout`, where a lane has `microbatches` microbatches.
+    /// The memory of `buckets` of `layout`, where a lane has `microbatches` microbatches.
     pub(crate) fn new(layout: &Layout, buckets: &BucketPlan, microbatches: usize) -> Self {
         let need = |bucket: &Bucket| {
             let elements = bucket.slots.len() * bucket.range.len();

@@ -168,8 +168,8 @@ impl Cut {
         });
     }
 
-    /// Takes note of a chunk of the cut after step `step` of parameters and states that stand in `arenas`, which `worker` writes; answers
-    /// which part it is and where it stands in its arena.
+    /// Takes note of a chunk of the cut after step `step`, of the parameters and states in `arenas`, which `worker` writes; returns
+    /// its part, and its place in the part's arena.
     fn admit(
         &mut self,
         plan: &TrainingPlan,
@@ -215,7 +215,7 @@ impl Cut {
 struct State {
     plan: Arc<TrainingPlan>,
     worker: usize,
-    /// Where the states of the optimizer stand.
+    /// The places of the optimizer's states.
     arenas: Arc<StateArenas>,
     writers: StateWriters,
     /// On worker 0: the other writers.

@@ -22,8 +22,8 @@ pub(super) struct Companion<Job, Reply> {
     gone: bool,
 }
 
-/// A companion that works for several operators of a worker, each of which has an end of its own. It ends when they all
-/// have been dropped, and this.
+/// A companion that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
+/// and this have been dropped.
 pub(super) struct SharedCompanion<Job> {
     name: String,
     abort: Abort,

@@ -123,7 +123,7 @@ pub enum GraphError {
     /// A thread of an operator gave an answer that was not asked for.
     #[error("{thread} answered what it was not asked")]
     Unasked {
-        /// Which thread.
+        /// Name of the thread.
         thread: &'static str,
     },
     /// The optimizer was given a chunk that another worker owns.
@@ -132,7 +132,7 @@ pub enum GraphError {
         /// The chunk.
         chunk: usize,
     },
-    /// The initial state that was given to the graph is not that of its model.
+    /// The initial state that was given to the graph does not fit its model.
     #[error("the initial state has {found} elements, expected at least {expected}")]
     InitialState {
         /// Elements that are needed.
@@ -140,7 +140,7 @@ pub enum GraphError {
         /// Elements that were given.
         found: usize,
     },
-    /// The initial state that was given to the graph is not that of its update rule.
+    /// The initial state that was given to the graph does not fit its update rule.
     #[error("the initial state has {found} states of the optimizer, expected {expected}")]
     InitialStates {
         /// States that the rule has.
@@ -171,7 +171,7 @@ pub enum GraphError {
     /// Something that a worker needs which trains was not given to it.
     #[error("expected {what} on every worker that trains, found none")]
     NotGiven {
-        /// What is missing.
+        /// The missing thing, in words.
         what: &'static str,
     },
     /// A grain of training came to a worker that does not train.

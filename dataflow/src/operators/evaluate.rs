@@ -36,12 +36,12 @@ pub struct EvaluationReport {
     /// The answers to the requests, in their order.
     #[serde(skip)]
     pub answers: Vec<Answer>,
-    /// What follows from them.
+    /// The scores that follow from the answers.
     #[serde(flatten)]
     pub scores: Scores,
 }
 
-/// What follows from the answers to requests.
+/// Scores that follow from the answers to requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
     /// Metrics of tasks by their names.
@@ -53,7 +53,7 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Those of tasks, then those of suites.
+    /// The scores of tasks, then the scores of suites.
     pub fn all(&self) -> impl Iterator<Item = (&String, &BTreeMap<String, f64>)> {
         self.tasks.iter().chain(&self.suites)
     }
@@ -69,7 +69,7 @@ pub struct Evaluation<S = Tokens> {
 }
 
 impl<S: Sample> Evaluation<S> {
-    /// The evaluation that `plan` says, of samples of `source`, which is asked for those of one worker's grains.
+    /// The evaluation of `plan`, with samples from `source`, which is asked for the samples of one worker's grains.
     pub fn new(plan: EvaluationPlan, source: impl SampleSource<Sample = S>) -> Self {
         Self { plan, source: Box::new(source) }
     }
@@ -80,7 +80,7 @@ impl<S: Sample> Evaluation<S> {
     }
 }
 
-/// This worker's grains of each evaluation that is due, all of which will come: only
+/// This worker's grains of each evaluation that is due; all of them will come: only
 /// [`EvaluationSamples`] makes them.
 pub struct EvaluationGrains<'scope, S = Tokens> {
     pub(super) plan: EvaluationPlan,
@@ -272,8 +272,8 @@ pub trait Evaluate<'scope> {
     ///
     /// # Contract
     /// - Input: the losses of all grains, exchanged to that worker.
-    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the requests'
-    ///   stand for themselves, in order.
+    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, on whichever worker they ran; the
+    ///   grains of requests are kept apart, and each gives an answer, in order.
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
     ///
     /// # Example
@@ -394,7 +394,7 @@ fn mean<'a>(
     }
 }
 
-/// With what was found of requests, by their grains in order.
+/// The report with the answers to the requests, in the order of their grains.
 fn with_requests(
     report: EvaluationReport,
     requests: BTreeMap<u64, EvaluationLoss>,

@@ -84,7 +84,7 @@ pub struct EvaluationLoss {
     pub loss_sum: f64,
     /// The number of counted tokens.
     pub tokens: u64,
-    /// Of a request, whether each counted token is the likeliest; none where the model does not tell.
+    /// For a request, whether each counted token is the likeliest; none where the model does not tell.
     pub greedy: Option<bool>,
 }
 

@@ -10,7 +10,7 @@ pub trait Gather<'scope> {
     /// Brings the updates of all owners to this worker.
     ///
     /// # Contract
-    /// - Input: the buckets of which this worker has updated its part, in the order in which every worker has them.
+    /// - Input: the buckets whose part this worker has updated, in the order in which every worker has them.
     /// - Output: the same tickets at the same times. All of the bucket's parameters are then where the device thread reads them, or
     ///   enqueued to be; after a step's last bucket they are lent to it.
     /// - Memory: the buffers of the [`Communicator`] alone.

@@ -9,7 +9,7 @@ use tidemill_model::{Direction, Held, Layout, PackedTensor, Packing};
 /// The elements that come from one of the workers that hold the parameters together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FromMember {
-    /// Which of them.
+    /// The number of the worker among them.
     pub(super) member: usize,
     /// Which elements of its memory, and where they go.
     pub(super) runs: Vec<Run>,
@@ -25,7 +25,7 @@ impl FromMember {
 #[derive(Clone, Debug)]
 pub(super) struct GatheredUse {
     pub(super) packing: Packing,
-    /// Where its fp32 elements and those of activation precision begin among those of its block.
+    /// Where its fp32 elements and its elements of activation precision begin, within those of its block.
     pub(super) starts: [usize; 2],
     pub(super) fp32: Vec<FromMember>,
     pub(super) activation: Vec<FromMember>,
@@ -41,7 +41,7 @@ pub(crate) struct GatherPlan {
 }
 
 impl GatherPlan {
-    /// That of `layout`, whose parameters `members` hold.
+    /// The plan for `layout`, whose parameters `members` hold.
     pub(crate) fn new(layout: &Layout, members: &[Held]) -> Self {
         type Place = fn(&Held, &Range<usize>) -> Option<Range<usize>>;
         type Start = fn(&PackedTensor) -> Option<usize>;
@@ -247,7 +247,7 @@ mod tests {
         let body = |held| GatherPlan::new(&layout, &[held]).use_of(1).clone();
         let once = body(Held::whole::<Cpu>(&layout));
         assert_eq!((runs(&once.fp32), runs(&once.activation)), (vec![2], vec![1]), "{once:?}");
-        // Vectors stand side by side where they are there once more.
+        // Vectors that have a second copy are side by side in it.
         let twice = body(Held::whole::<Gpu<Emulator, Bf16>>(&layout));
         assert_eq!((runs(&twice.fp32), runs(&twice.activation)), (vec![1], vec![1]), "{twice:?}");
     }

@@ -8,8 +8,8 @@
 //! together, each lends its part to the device threads of all: they read it where it is.
 //!
 //! The sums of gradients are the device thread's. A worker alone gives them along with the parameters, and has them
-//! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or is sent what the
-//! others have summed, and the device thread computes the next step once its parameters were gathered: then all have read.
+//! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or receives the others'
+//! sums, and the device thread computes the next step once its parameters were gathered: then all have read.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::cluster::progress::{self, Phase};
 
 /// A loan to a device thread for a step.
 struct Lent<B: Backend> {
-    /// Which of the members lends it.
+    /// The member that lends the parameters.
     member: usize,
     parameters: Arc<Parameters<B>>,
     /// The last sums that it gave back, to be used again.
@@ -40,9 +40,9 @@ struct Returned<B: Backend> {
     parameters: Arc<Parameters<B>>,
     /// The gradients of all uses over all lanes, of a worker alone.
     sums: Option<B::Buffer<f32>>,
-    /// Behind the whole step.
+    /// An event after the whole step.
     done: B::Event,
-    /// Of the member's own device thread: the time that gathering parameters block by block took.
+    /// The time that gathering parameters block by block took, from the member's own device thread.
     blocks: Option<GatheredBlocks<B>>,
 }
 
@@ -137,7 +137,7 @@ impl<B: Backend> Borrower<B> {
         self.lenders.len() > 1
     }
 
-    /// Those that lend them.
+    /// The workers that lend them.
     pub(super) fn holders(&self) -> Holders {
         holders(self.lenders.len())
     }
@@ -207,7 +207,7 @@ impl<B: Backend> Borrower<B> {
 }
 
 impl<B: Backend> Lender<B> {
-    /// Those that lend the parameters, each a part where they are several.
+    /// The workers that lend the parameters, each a part where they are several.
     pub(super) fn holders(&self) -> Holders {
         holders(self.borrowers.len())
     }

@@ -18,12 +18,13 @@ pub struct Communication {
     /// Of these, bytes that came through the host's memory from processes of other hosts; a line of metrics does not have them.
     #[serde(skip)]
     pub bytes_from_hosts: u64,
-    /// How long it took, as the device counts: of each sum, from where the sums of the workers that it reads were ready to the result,
-    /// in which time it waits for other processes; of parameters, from where the worker had come to them to where they
-    /// were all there, in which time it waits for workers that had not updated them yet.
+    /// Time that it took, by the device's clock. For each sum: from the moment when the sums of the workers that it reads were ready
+    /// until the result, including waits for other processes. For parameters: from the moment when the worker came to them until they
+    /// were all there, including waits for workers that had not updated them yet.
     pub milliseconds: f64,
-    /// Of these, those that were not hidden behind computing: of sums the time behind the end of the worker's own backward pass, of
-    /// parameters that are gathered before a step all, and of those that are gathered block by block the time that computing waited for.
+    /// The part of this time that was not hidden behind computing. For sums: the time after the end of the worker's own backward pass.
+    /// For parameters that are gathered before a step: all of it; for parameters gathered block by block: the time that computing waited
+    /// for them.
     pub exposed_milliseconds: f64,
 }
 

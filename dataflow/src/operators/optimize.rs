@@ -84,7 +84,7 @@ impl<D: 'static> Addressed<D> {
 
 /// The inputs of [`Optimize`] besides the sums.
 pub struct OptimizeInputs<'scope> {
-    /// Tokens that this worker's lanes will count, if they are told before they are computed.
+    /// Tokens that this worker's lanes will count, if they are known before they are computed.
     pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
@@ -95,7 +95,7 @@ pub struct OptimizeInputs<'scope> {
 
 /// The output streams of [`Optimize`].
 pub struct OptimizeStreams<'scope> {
-    /// The buckets of which this worker has updated its part: for `gather` and `snapshot`.
+    /// The buckets whose part this worker has updated: for `gather` and `snapshot`.
     pub updated: StreamVec<'scope, u64, Ticket>,
     /// One report a step on every worker that [trains](TrainingPlan::trainers), all the same.
     pub reports: StreamVec<'scope, u64, StepReport>,

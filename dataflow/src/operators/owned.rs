@@ -139,7 +139,7 @@ pub struct OptimizerThread {
     abort: Abort,
     place: Place,
     staging: Staging,
-    /// Where the states of the update rule stand.
+    /// The places of the update rule's states.
     arenas: Arc<StateArenas>,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
@@ -231,7 +231,7 @@ impl OptimizerThread {
         self.staging
     }
 
-    /// Where the states of the update rule stand.
+    /// The places of the update rule's states.
     pub(super) fn arenas(&self) -> &Arc<StateArenas> {
         &self.arenas
     }

@@ -50,7 +50,7 @@ pub struct TrainingPlan {
     pub checkpoints: CheckpointCuts,
     /// The names of a step's samples in errors; never numerics.
     pub sample_names: SampleNames,
-    /// The same for those of an evaluation.
+    /// The names of an evaluation's samples in errors; never numerics.
     pub evaluation_names: SampleNames,
 }
 
@@ -81,8 +81,8 @@ pub enum CheckpointCuts {
     Every(NonZeroU64),
 }
 
-/// The samples of an evaluation: the first of another data set, in its canonical order, cut into grains as a step is; and behind them
-/// requests, each a sample and a grain of its own, of which the sum of the losses is told.
+/// The samples of an evaluation: the first of another data set, in its canonical order, cut into grains as a step is; and after them
+/// requests, each a sample and a grain of its own, whose sum of losses is reported by itself.
 ///
 /// A graph is given it together with where the samples come from, as an [`Evaluation`](super::evaluate::Evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl EvaluationPlan {
         cut(grain)..cut(grain + 1)
     }
 
-    /// The grains of samples; those of requests follow.
+    /// The number of grains of samples; the grains of requests follow.
     pub fn sample_grains(&self, batch: &BatchPlan) -> usize {
         self.samples.get().div_ceil(batch.evaluation_grain_samples() as u64) as usize
     }
@@ -206,7 +206,7 @@ impl TrainingPlan {
     }
 }
 
-/// The parts that `worker` owns, by bucket, where `owners` are those of the buckets.
+/// The parts that `worker` owns, by bucket; `owners` has the owners of each bucket.
 pub(crate) fn owned(chunks: &ChunkPlan, owners: &[BucketOwners], worker: usize) -> Vec<OwnedPart> {
     let part = |owners: &BucketOwners| OwnedPart {
         chunks: owners.chunks(worker),

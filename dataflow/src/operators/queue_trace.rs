@@ -22,7 +22,7 @@ const KEPT_PIECES: usize = 4096;
 /// A point that both clocks know.
 struct CommonPoint<B: Backend> {
     event: B::Event,
-    /// On the trace's clock.
+    /// The time of the event on the trace's clock.
     time: Duration,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct QueueTrace<B: Backend> {
 }
 
 impl<B: Backend> QueueTrace<B> {
-    /// That of `stream`, which this thread enqueues work on and which is idle.
+    /// The trace of `stream`, which this thread enqueues work on and which is idle.
     pub(super) fn new(backend: &B, stream: &mut B::DeviceStream, name: &str) -> Result<Self> {
         let with_clock = |track: QueueTrack| {
             let clock = CommonPoint::take(backend, stream, &track)?;

@@ -26,7 +26,7 @@ impl<T> Requests<T> {
         Self { open: Box::new(open), readers: VecDeque::new(), wake: Arc::new(|| {}) }
     }
 
-    /// Of the requests that follow.
+    /// Sets the wake-up of the requests that follow.
     pub(crate) fn set_wake(&mut self, wake: Wake) {
         self.wake = wake;
     }
@@ -39,7 +39,7 @@ impl<T> Requests<T> {
     /// The next item that was asked for, if it is decoded. Never blocks.
     ///
     /// # Errors
-    /// That of its reader.
+    /// The error of its reader.
     pub(crate) fn poll(&mut self) -> Result<Option<T>, DataError> {
         while let Some(reader) = self.readers.front_mut() {
             match reader.try_next() {

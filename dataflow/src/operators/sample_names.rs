@@ -1,6 +1,6 @@
 //! Where samples come from, in words: the names of positions in errors.
 //!
-//! Operators know a sample by its position in the canonical order; which row of which file that is only its source knows.
+//! Operators know a sample by its position in the canonical order; only its source knows the row and the file.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub struct SampleName {
 pub struct SampleNames(Option<Arc<dyn Fn(u64) -> SampleName + Send + Sync>>);
 
 impl SampleNames {
-    /// Those that `name` gives.
+    /// The names that `name` gives.
     pub fn new(name: impl Fn(u64) -> SampleName + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(name)))
     }

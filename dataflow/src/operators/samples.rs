@@ -40,7 +40,7 @@ pub trait SampleSource: 'static {
     /// The kind of sample that the model is trained on.
     type Sample: Sample;
 
-    /// Asks for the samples at `positions` after those asked for before. Returns at once; what was asked for
+    /// Asks for the samples at `positions` after those asked for before. Returns at once; the positions asked for
     /// bounds the source's memory.
     fn request(&mut self, positions: Range<u64>);
 
@@ -55,7 +55,7 @@ pub trait SampleSource: 'static {
     fn set_wake(&mut self, wake: Wake);
 }
 
-/// None is for workers that do not train, of which nothing is asked.
+/// `None` is for workers that do not train; no sample is requested there.
 impl<S: SampleSource> SampleSource for Option<S> {
     type Sample = S::Sample;
 
@@ -99,7 +99,7 @@ impl<S: Sample> SampleSource for Box<dyn SampleSource<Sample = S>> {
 #[derive(Debug)]
 pub(super) struct GrainCutter<S> {
     plan: Arc<TrainingPlan>,
-    /// In order, at least one.
+    /// The worker's lanes, in order, at least one.
     lanes: Vec<usize>,
     /// Their samples, counted from the start of a step.
     samples: Vec<Range<usize>>,
@@ -107,7 +107,7 @@ pub(super) struct GrainCutter<S> {
     done: u64,
     /// The first step whose samples were not all asked for, and how many of its ranges were.
     unrequested: (u64, usize),
-    /// Where the next sample goes.
+    /// The grain that the next sample belongs to.
     next: Grain<S>,
     ended: bool,
 }

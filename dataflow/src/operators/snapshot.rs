@@ -87,7 +87,7 @@ pub trait Snapshot<'scope> {
 struct SnapshotSchedule {
     plan: Arc<TrainingPlan>,
     staging: Staging,
-    /// Where the states of the optimizer stand.
+    /// The places of the optimizer's states.
     arenas: Arc<StateArenas>,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
@@ -232,7 +232,7 @@ struct Held {
 struct State {
     schedule: SnapshotSchedule,
     thread: Companion<StateJob, SnapshotReply>,
-    /// By step; snapshots are of the first of which any are missing.
+    /// By step; snapshots are of the first step with missing parts.
     cuts: BTreeMap<u64, Held>,
 }
 

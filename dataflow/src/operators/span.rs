@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidemill_collective::communicator::Interval;
 use tidemill_kernels::{Backend, Result};
 
-/// Spans that are kept before those that are over are measured: few of a step, which are measured behind it.
+/// Spans that are kept before ended ones are measured: a step has few spans, and they are measured after it.
 const KEPT_SPANS: usize = 1024;
 
 /// Communication between two points of a device stream.
@@ -19,7 +19,7 @@ pub(super) struct Span<B: Backend> {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct SpentTime {
     pub(super) milliseconds: f64,
-    /// Of these, those in which nothing else was left to compute.
+    /// The part of this time in which nothing else was left to compute.
     pub(super) exposed_milliseconds: f64,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct GatheredBlocks<B: Backend> {
     /// Bytes that came from other workers.
     pub(super) bytes: u64,
     spans: VecDeque<Span<B>>,
-    /// Of spans that were not kept.
+    /// The time of spans that are not kept any more.
     measured: SpentTime,
 }
 

@@ -1,8 +1,8 @@
 //! A data set, or rows of any columns, as a stream in any timely program.
 //!
 //! Training has its own way in ([`samples`](super::samples)); this is for everything else: counting, filtering,
-//! embedding, a model of your own. The rows of a step are cut among the workers in canonical order, so that what a step
-//! holds depends on nothing but the data and the settings: not on the number of workers, and not on where the program
+//! embedding, a model of your own. The rows of a step are cut among the workers in canonical order, so the rows of a
+//! step depend only on the data and the settings: not on the number of workers, and not on where the program
 //! was started again.
 
 use std::num::NonZeroU64;
@@ -41,10 +41,10 @@ impl Positioned for RowBatch {
 }
 
 /// Which positions of the endless canonical order are streamed, and how far ahead. Step s holds the positions
-/// `[s n, (s + 1) n)`, of which each worker reads a consecutive part.
+/// `[s n, (s + 1) n)`; each worker reads a consecutive part of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPlan {
-    /// The steps that are streamed. To go on where a program stood, begin with the first that was not done.
+    /// The steps that are streamed. To go on after an earlier run, begin with the first step that was not done.
     pub steps: Range<u64>,
     /// Positions of a step, n: samples or rows.
     pub step_positions: NonZeroU64,

@@ -78,15 +78,15 @@ impl<'scope> TrainingLoop<'scope> {
 
 /// The streams that end the loops.
 pub struct LoopEnds<'scope> {
-    /// Of `gather`.
+    /// The stream `present` of `gather`: tickets of buckets whose parameters are there.
     pub present: StreamVec<'scope, u64, Ticket>,
-    /// Of `optimize`.
+    /// The reports of `optimize`, one a step.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// Of `snapshot`.
+    /// The tickets from `snapshot` of buckets whose state was taken.
     pub taken: StreamVec<'scope, u64, Ticket>,
-    /// Of `checkpoint`.
+    /// The credits from `checkpoint` for chunks of state.
     pub state_credits: StreamVec<'scope, u64, Credit>,
-    /// Of `forward_backward`.
+    /// The losses of evaluation grains from `forward_backward`.
     pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
 }
 
@@ -139,7 +139,7 @@ pub struct TrainingStreams<'scope> {
 impl<B: Backend, M: Trainable<B>> Training<B, M> {
     /// The graph over samples of `source`, evaluated as `evaluation` says, the same on every worker.
     ///
-    /// The samples of a worker are those of its lanes; `source` is asked for exactly these. Where the worker does not
+    /// A worker reads the samples of its lanes; `source` is asked for exactly these. Where the worker does not
     /// [train](TrainingPlan::trainers), these parts are let go: see [`build_elsewhere`](Self::build_elsewhere).
     pub fn build<'scope>(
         self,
@@ -164,7 +164,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     }
 
     /// The graph of [`build`](Self::build) on a worker that does not [train](TrainingPlan::trainers), without a device, parameters or
-    /// threads. All its streams are empty. `evaluation` is that of the other workers.
+    /// threads. All its streams are empty. `evaluation` is the plan of the other workers' evaluation.
     pub fn build_elsewhere<'scope>(
         scope: Scope<'scope, u64>,
         plan: &Arc<TrainingPlan>,
@@ -280,7 +280,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     }
 }
 
-/// What a worker has of its own.
+/// The parts of the graph that a worker starts for itself.
 struct Started<B: Backend, M> {
     thread: OptimizerThread,
     compute: Option<Compute<B, M>>,
@@ -290,7 +290,7 @@ struct Started<B: Backend, M> {
 }
 
 impl<B: Backend, M> Started<B, M> {
-    /// Of a worker that does not train.
+    /// The parts of a worker that does not train.
     fn nothing(scope: Scope<'_, u64>, plan: &Arc<TrainingPlan>, abort: &Abort) -> Self {
         Self {
             thread: OptimizerThread::start(None::<Optimizer<'_, B>>, plan, abort, scope),

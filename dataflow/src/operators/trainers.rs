@@ -1,7 +1,7 @@
 //! Which workers of a dataflow train.
 //!
 //! Timely wants the same operators on every worker. Those that do not train have them without a device, parameters or threads, and
-//! nothing reaches them there: what they do besides is the program's.
+//! nothing reaches them there: what else they do is up to the program.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::{JobError, Result};
 /// The workers of a dataflow that train: all of them, unless it is said otherwise. Never numerics: K of N workers train to the weights
 /// of K workers alone.
 ///
-/// Those that train are counted by *rank*, in the order of their indices. Lanes, owners of state, ends of communicators and
+/// Workers that train are counted by *rank*, in the order of their indices. Lanes, owners of state, ends of communicators and
 /// [`StateWriters`](super::checkpoint::StateWriters) go by rank.
 ///
 /// ```
@@ -105,7 +105,7 @@ impl Place {
         self.trainers.len()
     }
 
-    /// The worker that has rank `rank`; ranks beyond the last begin anew.
+    /// The worker that has rank `rank`; ranks beyond the last count from 0 again.
     pub fn worker(&self, rank: usize) -> usize {
         self.trainers[rank % self.trainers.len()]
     }

@@ -14,10 +14,10 @@ use timely::dataflow::channels::pact::DistributorPact;
 use timely::dataflow::channels::pushers::exchange::Distributor;
 use timely::dataflow::channels::{ContainerBytes, Message};
 
-/// What a parcel is.
+/// The kind of a parcel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Nothing: what is left where a parcel was taken.
+    /// Nothing: the place of a parcel that was taken.
     #[default]
     Empty,
     /// A part of a message that has more.
@@ -39,7 +39,7 @@ pub(super) struct Parcel {
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of the header: what it is, destination, origin, and the length of what follows.
+/// Bytes of the header: kind, destination, origin, and the length of the rest.
 const HEADER_BYTES: usize = 24;
 const MAGIC: u32 = 0x7469_6470;
 
@@ -50,7 +50,7 @@ impl Parcel {
         Parcel { kind: Kind::Credit, to: to as u32, from: from as u32, bytes }
     }
 
-    /// What a credit is for; none where this is something else.
+    /// The bytes of a credit; none where this is another kind of parcel.
     pub(super) fn credited(&self) -> Option<u64> {
         let bytes = self.bytes.as_slice().try_into().ok()?;
         (self.kind == Kind::Credit).then(|| u64::from_le_bytes(bytes))

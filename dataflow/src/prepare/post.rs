@@ -4,8 +4,8 @@
 //! threads -> outgoing -> [Post] --exchange by destination--> [Deliver] -> inbox of this process, by origin -> threads
 //! ```
 //!
-//! Timely knows no bound for what is on its way, so messages take credit: between two processes [`WINDOW_BYTES`] may be sent that
-//! were not received, which is when a thread has taken them, and what was taken comes back as credit, by the same dataflow.
+//! Timely has no bound for data on its way, so messages take credit: between two processes [`WINDOW_BYTES`] may be sent that
+//! were not received. A message is received when a thread has taken it; its bytes come back as credit, by the same dataflow.
 //! Neither operator ever waits. The dataflow ends when all processes have closed their end of it.
 
 use std::collections::VecDeque;
@@ -22,13 +22,13 @@ use timely::scheduling::SyncActivator;
 use super::parcel::{Kind, Parcel, by_destination};
 use crate::cluster::{Abort, ClusterError};
 
-/// What may be on its way between two processes; a larger message is on its way alone.
+/// Bytes that may be on their way from one process to another; a larger message is on its way alone.
 pub(super) const WINDOW_BYTES: u64 = 4 << 20;
 
 /// The most of a message that goes in one piece: well below the pieces of memory that timely sends.
 const PARCEL_BYTES: usize = 256 << 10;
 
-/// What a message costs beside its bytes.
+/// Bytes of the window that a message takes beside its own bytes.
 pub(super) const MESSAGE_BYTES: u64 = 64;
 
 /// See the [module](self).
@@ -51,7 +51,7 @@ struct State {
     outgoing: Vec<Parcel>,
     /// By process: bytes that were sent to it and not taken there.
     in_flight: Vec<u64>,
-    /// By process: what of its next message has arrived.
+    /// By process: the bytes of its next message that have arrived.
     arriving: Vec<Vec<u8>>,
     /// By process: messages that were not taken yet.
     inbox: Vec<VecDeque<Vec<u8>>>,
@@ -169,7 +169,7 @@ fn malformed() -> ClusterError {
     ClusterError::Workers { message: "a parcel that was changed on its way".to_owned() }
 }
 
-/// What a message takes of the window.
+/// Bytes of the window that a message takes.
 fn cost(message: &[u8]) -> u64 {
     message.len() as u64 + MESSAGE_BYTES
 }

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What `work` comes to in each of so many processes.
+/// The result of `work` in each of so many processes.
 fn in_processes<R: Send + 'static>(
     processes: usize,
     work: impl Fn(&dyn Peers) -> Result<R, PrepareError> + Clone + Send + 'static,
@@ -92,7 +92,7 @@ fn a_sender_waits_for_room_and_what_is_large_goes_alone() {
         while send(100_000)? {
             sent += 1;
         }
-        // What is on its way to another process takes none of the room here.
+        // Messages on their way to another process take none of the room here.
         assert!(peers.send(0, vec![1; 9 << 20], moment)?.is_none());
         assert_eq!(peers.receive(&[0], LONG)?.map(|(_, it)| it.len()), Some(9 << 20));
         is_full.wait();

@@ -4,7 +4,7 @@
 //! no process holds; other names of the folder lead to the same file. A hold is of the file, so it is lost with the name:
 //! [`Hold::check`] says whether the folder is still where it was.
 //!
-//! Below the holder stands a token that is new each time. A process that finds the token of another in the file that it
+//! The line below the holder is a token that is new each time. A process that finds the token of another in the file that it
 //! reads itself has the same folder before it, wherever that is mounted: see [`shows`].
 
 use std::fs::File;

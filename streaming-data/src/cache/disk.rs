@@ -74,7 +74,7 @@ pub(crate) enum Admission {
     Granted(Box<Part>),
     /// Another process or thread downloads the shard, or has just done so.
     InProgress,
-    /// The cache is full of shards that may not be evicted now, or the need ahead of which was asked has passed.
+    /// The cache is full of shards that may not be evicted now, or the stream has passed the need for the shard.
     Full,
 }
 

@@ -9,8 +9,8 @@
 //! Contract: [`Index::to_bytes`] is a pure function of the value (fixed order of keys, a newline
 //! at the end), so that equal data sets have equal indexes. Reading ignores keys it does not know
 //! and refuses a format version above [`FORMAT_VERSION`]; [`Index::read`] and [`Index::from_bytes`]
-//! return checked values only. While `prepare` writes a data set to a store, another JSON stands in
-//! this place, which says so and is refused as [`DataError::StillPreparing`].
+//! return checked values only. While `prepare` writes a data set to a store, another JSON is in its
+//! place, which says so and is refused as [`DataError::StillPreparing`].
 
 use std::{
     collections::BTreeSet,
@@ -139,9 +139,9 @@ pub struct ShardEntry {
 /// number after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FooterEntry {
-    /// Its size: more than 8, and at most that of the file.
+    /// Size of the footer in bytes: more than 8, and at most the size of the file.
     pub bytes: u64,
-    /// Its hash.
+    /// Hash of the footer.
     pub hash: ContentHash,
 }
 

@@ -159,7 +159,7 @@ impl Shards {
     }
 
     /// The footer of a shard, verified where its hash is known. A local shard whose hash is known
-    /// and whose footer does not say what its row groups should be is verified as a whole before.
+    /// and whose footer does not state hashes of its row groups is verified as a whole before.
     pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
         self.content.footers.get_or_load(shard, || {
             let file = files.file(shard)?;

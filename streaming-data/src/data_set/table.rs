@@ -9,10 +9,10 @@
 //! - A [`RowBatch`] holds the rows of consecutive positions of one range of the plan: `batch_rows`,
 //!   or the remaining rows of the range; it never crosses from one range to the next.
 //! - Memory: three quarters of `memory_bytes` hold decoded slices of row groups, about 4 MiB each
-//!   and larger where a row is; one quarter is for batches that wait, of which there is one at
-//!   least. Beyond that each thread holds the pages of the row group that it is decoding, a slice
-//!   and twice the rows of its batch, and up to eight row groups of which some slices are not
-//!   decoded yet keep their pages.
+//!   and larger where a row is larger; one quarter holds batches that wait, at least one. Beyond
+//!   that each thread holds the pages of the row group that it is decoding, a slice and twice the
+//!   rows of its batch; and up to eight row groups with slices that are not decoded yet keep
+//!   their pages.
 //! - Pages can only be decoded one after the other: a `full` shuffle of row groups of many slices
 //!   decodes much more than it yields. `window` is the order to stream with.
 //!

@@ -17,7 +17,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Of a stream that needs these shards, of (bytes, samples), whole.
+    /// The need of a stream that needs these shards, of (bytes, samples), whole.
     pub(super) fn new(shards: &[(u64, u64)], settings: ShuffleSettings, threads: usize) -> Need {
         let largest = shards.iter().map(|shard| shard.0).max().unwrap_or(0);
         Need { bytes: smallest(shards, settings, threads), largest, settings, threads }

@@ -29,7 +29,7 @@ where
     numbers.explode(|(item, number)| Some((item, number as isize))).count()
 }
 
-/// The items that occur more than `most` times: lines that stand in too many documents to be anything but furniture, say.
+/// The items that occur more than `most` times, for instance lines that are in too many documents to be content.
 pub fn more_than<'scope, T, D>(
     items: VecCollection<'scope, T, D>,
     most: isize,

@@ -22,8 +22,8 @@ pub enum Verdict {
 
 /// The verdict of each document, by its key: the one that [`prepare`](crate::prepare::prepare) gives it in the order of keys.
 ///
-/// A document is kept if its key is the smallest in each of its buckets, of which two documents share one if they are copies, or nearly.
-/// Buckets are on the workers that their hashes say, verdicts on those of the keys.
+/// A document is kept if its key is the smallest in each of its buckets. Two documents share a bucket if they are copies or near copies.
+/// A bucket is on the worker that its hash chooses, a verdict on the worker that the key's hash chooses.
 ///
 /// # Contract
 /// A key has one document at a time: one that changes is withdrawn with its old summary and comes with its new one.

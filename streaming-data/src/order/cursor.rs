@@ -85,7 +85,7 @@ pub struct Move {
     pub stream: StreamIdentity,
 }
 
-/// The place at which a stream stands.
+/// The place of a stream, from which it goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The next position to read, over all epochs and moves.

@@ -336,9 +336,9 @@ fn counts(parts: &[Part]) -> Result<(Vec<u64>, u64), DataError> {
 /// The most decimal digits of a proportion.
 const MAX_DIGITS: usize = 15;
 
-/// The proportions as the smallest whole numbers that stand to each other as they do: 0.7, 0.2 and
-/// 0.1 are 7, 2 and 1. They are taken as decimals, as they are written, so that the shares which a
-/// user means are kept.
+/// The proportions as the smallest whole numbers with the same ratios: 0.7, 0.2 and 0.1 are 7, 2
+/// and 1. They are taken as decimals, as they are written, so that the shares which a user means
+/// are kept.
 fn whole_numbers(parts: &[Part]) -> Result<Vec<u64>, DataError> {
     let mut decimals = Vec::with_capacity(parts.len());
     for part in parts {

@@ -21,7 +21,7 @@ const FULL_LOOK_AHEAD: u64 = 1024;
 
 impl CanonicalOrder {
     /// The shards that the stream needs from a position on, in the order in which it needs them,
-    /// for ever. Each stands there once for each epoch. Finding the first takes O(log shards) for a
+    /// without end. Each shard comes once for each epoch. Finding the first takes O(log shards) for a
     /// known epoch, and O(1) for each further one.
     ///
     /// A full shuffle needs all shards all the time: the shards of its next 1,024 samples come first,

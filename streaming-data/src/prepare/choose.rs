@@ -1,4 +1,4 @@
-//! Which documents, and which of their lines, enter the stream: lists of what is left out, filters, and duplicates, asked in this
+//! Which documents, and which of their lines, enter the stream: lists of documents to leave out, filters, and duplicates, asked in this
 //! order ([`admit`]).
 
 pub(crate) mod admit;

@@ -1,19 +1,19 @@
-//! What a data set was made of, for people: documents by verdict and rule with examples, lengths, groups of duplicates,
-//! sources, and what an update changed. [`Reporting::Files`] asks for it.
+//! The report on a data set, for people: documents by verdict and rule with examples, lengths, groups of duplicates,
+//! sources, and the changes of an update. [`Reporting::Files`] asks for it.
 //!
-//! A report is two files in the folder of the shards: [`REPORT_FILE`], which programs read, and [`REPORT_PAGE`], which needs nothing but a
-//! browser. Each version of a data set that is kept up to date has its own, next to its index
+//! A report is two files in the folder of the shards: [`REPORT_FILE`], which programs read, and [`REPORT_PAGE`], which needs
+//! only a browser. Each version of a data set that is kept up to date has its own report, next to its index
 //! (`index/<fingerprint>.report.json` and `.html`), and those two are copies of the newest.
 //!
 //! # Contract
 //! - Both files are a function of the documents and the settings, the same to the byte for any number of workers and
-//!   processes. No time and no rate stands in them. After an update all but [`DataReport::update`] is what a preparation from
-//!   nothing would say.
+//!   processes. They contain no times and no rates. After an update everything except [`DataReport::update`] equals the
+//!   report of a preparation from nothing.
 //! - Examples are the first [`EXAMPLES`] documents of each verdict in the order of inputs, as they were read, cut at
 //!   [`EXCERPT_CHARACTERS`] characters. The hash of an example is a key of a list of what to leave out.
 //! - Counts are exact. Buckets of lengths lie between powers of two.
-//! - A group of duplicates is what is connected by buckets: more than what the first document of a bucket leaves out, as two
-//!   that are kept may be in one group, by way of a third.
+//! - A group of duplicates is the set of documents that buckets connect. It can hold more than one kept document: two kept
+//!   documents are in one group where each shares a bucket with a third.
 //! - Memory: three examples of each rule, 50 bytes for each input, and 40 for each document that shares a bucket with another. Of a data set
 //!   that is kept up to date, records have the length of each document too, and an update needs 40 bytes for each document of an input
 //!   that was read, one input at a time.
@@ -21,9 +21,9 @@
 //! | module | holds |
 //! |---|---|
 //! | `tally` | counts while documents are read |
-//! | `histogram`, `groups`, `sources`, `excerpt` | what is counted |
-//! | `difference` | what an update changed |
-//! | `show` | reading examples of documents that were not read for anything else |
+//! | `histogram`, `groups`, `sources`, `excerpt` | the counted things: lengths, groups of duplicates, sources, and beginnings of texts |
+//! | `difference` | the changes by an update |
+//! | `show` | reading examples of documents that are not read for any other reason |
 //! | `page` | the page |
 
 pub(crate) mod difference;
@@ -91,16 +91,16 @@ pub struct DataReport {
     pub format_version: u64,
     /// The identity of the data that it is about.
     pub fingerprint: ContentHash,
-    /// Hash of what is known of its documents, where it can be kept up to date.
+    /// Hash of the state of its documents, where it can be kept up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ContentHash>,
     /// Samples and shards.
     pub data: DataCounts,
     /// Files and folders that were read.
     pub inputs: InputCounts,
-    /// Documents, and what is none.
+    /// Documents, and entries of the inputs that are no documents.
     pub documents: DocumentCounts,
-    /// What became of the documents: verdicts that some document has.
+    /// Documents by verdict, for the verdicts that some document has.
     pub verdicts: Vec<OfVerdict>,
     /// Lines that filters took out of documents, by rule. Not of a data set that can be kept up to date: of a document that is not read
     /// again they are not known.
@@ -113,7 +113,7 @@ pub struct DataReport {
     pub duplicates: Option<DuplicateGroups>,
     /// Where the documents come from.
     pub sources: Sources,
-    /// What the update changed that made this version, if one did.
+    /// The changes by the update that made this version, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<Difference>,
 }
@@ -166,10 +166,10 @@ pub struct DocumentCounts {
 /// The documents of one verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfVerdict {
-    /// Which.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// How many have it.
+    /// Number of documents with this verdict.
     pub documents: u64,
     /// Bytes of their texts, as they were read.
     pub bytes: u64,
@@ -185,7 +185,7 @@ pub struct ShownDocument {
     /// Where in it: `line 7`, `row 0`; nothing of a text file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Of the whole text; nothing of a text file that was read in pieces.
+    /// Hash of the whole text; none for a text file that was read in pieces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<ContentHash>,
     /// How it begins.
@@ -204,7 +204,7 @@ pub struct Lengths {
     pub left_out_bytes: Histogram,
 }
 
-/// What a report is made of.
+/// The results of a preparation from which a report is made.
 pub(crate) struct Findings<'a> {
     pub index: &'a Index,
     pub outcome: &'a Outcome,
@@ -215,7 +215,7 @@ pub(crate) struct Findings<'a> {
 }
 
 impl DataReport {
-    /// The report of what was found.
+    /// The report on these findings.
     pub(crate) fn new(findings: &Findings<'_>) -> DataReport {
         let Findings { index, outcome, inputs, .. } = *findings;
         let tally = &outcome.left_out.tally;

@@ -9,7 +9,7 @@ use crate::{error::DataError, hash::ContentHash};
 
 /// Why `prepare` ended without a data set.
 ///
-/// Messages are of the form of those of [`DataError`]: each names the file, and where there is one the
+/// Messages have the form of [`DataError`]'s: each names the file, and where there is one the
 /// place in it; causes are not repeated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -21,7 +21,7 @@ pub enum PrepareError {
     /// A setting of `prepare`, or a property of its tokenizer, cannot be.
     #[error("cannot prepare: {key} is {found}, expected {expected}")]
     Setting {
-        /// Which one.
+        /// Name of the setting or property.
         key: &'static str,
         /// Its value.
         found: u64,
@@ -97,7 +97,7 @@ pub enum PrepareError {
     BrokenDocument {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The place in the file.
         place: Place,
         /// Why not.
         #[source]
@@ -138,14 +138,14 @@ pub enum PrepareError {
         found: usize,
     },
 
-    /// The content of an MDS shard is not that of its index.
+    /// The content of an MDS shard differs from the hash in its index.
     #[error(
         "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says"
     )]
     ShardDigest {
         /// The shard.
         path: PathBuf,
-        /// Which hash, as Python names it.
+        /// Name of the hash's algorithm, as Python has it.
         algorithm: String,
         /// Hash according to the index, in hexadecimal digits.
         expected: String,
@@ -180,7 +180,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The sample.
         place: Place,
-        /// What it is.
+        /// The sample's content, in words.
         found: String,
         /// The expected value.
         expected: String,
@@ -226,9 +226,9 @@ pub enum PrepareError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What it has.
+        /// The line, or a description of it.
         found: String,
-        /// What it must have.
+        /// The form of a key.
         expected: &'static str,
     },
 
@@ -285,7 +285,7 @@ pub enum PrepareError {
     OutputExists {
         /// The output.
         path: PathBuf,
-        /// The kind of what was found there.
+        /// The kind of thing that was found there.
         found: &'static str,
     },
 
@@ -301,7 +301,7 @@ pub enum PrepareError {
         key: String,
         /// The setting that the data set was prepared with.
         found: String,
-        /// What was asked for.
+        /// The setting that was asked for.
         asked: String,
     },
 
@@ -315,7 +315,7 @@ pub enum PrepareError {
         path: PathBuf,
     },
 
-    /// What is known of the documents of a data set is not there.
+    /// The data set has no state of its documents.
     #[error(
         "cannot update data set {path}: found no state of its documents, expected one that was prepared with \
          --updatable; prepare it anew"
@@ -339,7 +339,7 @@ pub enum PrepareError {
         supported: u64,
     },
 
-    /// The state of a data set is not what it should be.
+    /// The state of a data set is damaged.
     #[error(
         "state {path} is damaged: found {found}, expected {expected}; the shards are untouched, prepare the data set anew"
     )]
@@ -380,9 +380,9 @@ pub enum PrepareError {
     OtherTokenizer {
         /// The data set.
         path: PathBuf,
-        /// What tells the tokenizer from others.
+        /// Identity of the given tokenizer: a hash.
         found: ContentHash,
-        /// What tells that of the data set.
+        /// Identity of the tokenizer that made the data set's tokens.
         expected: ContentHash,
     },
 
@@ -417,7 +417,7 @@ pub enum PrepareError {
         path: PathBuf,
     },
 
-    /// Inputs of which a data set cannot be kept up to date.
+    /// An input that a data set which is kept up to date cannot have.
     #[error("cannot keep documents of {path} up to date: found an MDS folder, expected text, JSON lines or Parquet", path = path.display())]
     InputNotUpdatable {
         /// The first such input.
@@ -429,7 +429,7 @@ pub enum PrepareError {
     ShardEncoding {
         /// The shard.
         path: PathBuf,
-        /// What the Parquet writer says.
+        /// The error of the Parquet writer.
         #[source]
         source: parquet::errors::ParquetError,
     },
@@ -437,7 +437,7 @@ pub enum PrepareError {
     /// A thread of `prepare` panicked, which is a bug of the tokenizer or here.
     #[error("a thread panicked while {work}: {message}")]
     Panic {
-        /// What it was doing, on which file.
+        /// The work of the thread, with the file.
         work: String,
         /// The message of the panic.
         message: String,
@@ -453,7 +453,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The process.
         process: usize,
-        /// What the operating system says there.
+        /// The operating system's error in that process.
         #[source]
         source: io::Error,
     },
@@ -463,15 +463,15 @@ pub enum PrepareError {
     OtherProcess {
         /// The process.
         process: usize,
-        /// What differs.
+        /// The thing that differs, in words.
         what: &'static str,
-        /// The hash of what it has.
+        /// The hash in that process.
         found: ContentHash,
-        /// The hash of what process 0 has.
+        /// The hash in process 0.
         expected: ContentHash,
     },
 
-    /// What came from another process is no message, or not the one that was to come.
+    /// Bytes from another process are no message, or not the expected one.
     #[error(
         "process {process} sent something else than what was to come, which is a bug here or damage on the way"
     )]

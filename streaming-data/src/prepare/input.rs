@@ -108,7 +108,7 @@ impl From<PrepareError> for ReadFailure {
 pub(crate) struct Part {
     /// The file that they are in.
     pub path: Arc<Path>,
-    /// What the part holds in memory; its texts have no more bytes.
+    /// Bytes that the part holds in memory; its texts have no more.
     pub bytes: u64,
     /// The documents.
     pub documents: Box<dyn Documents>,
@@ -177,7 +177,7 @@ impl Sources {
     /// Looks into the MDS data sets among the inputs, and gives these the sizes of all their files.
     ///
     /// # Errors
-    /// [`PrepareError::MixedInputs`] for documents mixed with samples of tokens, and what is wrong with
+    /// [`PrepareError::MixedInputs`] for documents mixed with samples of tokens, and the errors of opening
     /// an MDS data set.
     pub(crate) fn new(
         inputs: &mut [Input],

@@ -1,4 +1,4 @@
-//! Where a data set is written: what a folder and a store have in common.
+//! Where a data set is written: the interface of folders and stores.
 //!
 //! Half of a data set must never be taken for one. A folder is written aside and renamed when it is
 //! complete; a store has no rename, so there the index says from the first to the last moment that
@@ -21,8 +21,8 @@ pub(crate) use self::{
 };
 use crate::{data_set::index::Index, prepare::PrepareError};
 
-/// A data set in the making. What is neither published nor abandoned, because the process was
-/// killed say, is not taken for a data set.
+/// A data set in the making. One that was neither published nor abandoned, for instance because the
+/// process was killed, is not taken for a data set.
 pub(crate) trait Output {
     /// The folder on this machine in which shards are written.
     fn folder(&self) -> &Path;
@@ -53,7 +53,7 @@ pub(crate) trait Output {
     /// moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     fn has_at_most(&mut self, uploading: usize) -> Result<bool, PrepareError>;
 
     /// Makes it a data set: all its shards were taken, and none is being uploaded.

@@ -65,8 +65,8 @@ use crate::prepare::PrepareError;
 /// levels while it is encoded (4), and at worst its place in the page (4).
 const HELD_BYTES_PER_TEXT_BYTE: u64 = 17;
 
-/// The charge for a token once its text is gone; a text has at most one token a byte, but for
-/// the one that ends it.
+/// The charge for a token once its text is gone; a text has at most one token a byte, and one
+/// more that ends it.
 const HELD_BYTES_PER_TOKEN: u64 = 16;
 
 /// The charge for the smallest text: it bounds how many are handed out at once.
@@ -123,7 +123,7 @@ struct Conductor<'a> {
     taken: InOrder<Result<Taken, PrepareError>>,
     /// The reader of the current input, while no thread has it.
     reader: Option<Box<dyn ReadParts>>,
-    /// Whether a thread has it.
+    /// Whether a thread has the reader of the current input.
     cutting: bool,
     /// Bytes of that input that were read.
     read_bytes: u64,
@@ -455,7 +455,7 @@ impl<'a> Conductor<'a> {
             .ok_or_else(changed)
     }
 
-    /// Whether the first pass of two came this far and no further.
+    /// Checks, in the second of two passes, that the first one had as many batches.
     fn check_end(&self) -> Result<(), PrepareError> {
         match (self.work.rules.pass, self.work.inputs.last()) {
             (Pass::Tokenize(Some(verdicts)), Some(input)) if verdicts.batches() != self.batches => {

@@ -3,7 +3,7 @@
 use super::{BrokenDocument, Changes, DedupReport, FilterReport, SkippedDocument};
 use crate::hash::ContentHash;
 
-/// What `prepare` is doing; each phase reads from the beginning.
+/// The phases of `prepare`; each reads from the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
     /// Reading the inputs to compare their documents with each other: only where duplicates are left out.
@@ -36,7 +36,7 @@ pub struct Progress {
     pub samples: u64,
 }
 
-/// What samples were made of.
+/// The kind of inputs that samples were made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PreparedFrom {
     /// Documents, which were tokenized.

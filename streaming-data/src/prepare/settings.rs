@@ -1,4 +1,4 @@
-//! What to prepare, and how.
+//! The settings of a preparation.
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use super::{DedupSettings, FilterSettings, Reporting};
 use crate::store::StoreSettings;
 
-/// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
+/// The default glob for inputs below an input folder: texts, JSON lines, Parquet
 /// files, and folders that are MDS data sets (by their index).
 pub const DEFAULT_GLOB: &str = "**/{*.txt,*.jsonl,*.jsonl.gz,*.jsonl.zst,*.ndjson,*.ndjson.gz,\
                                 *.ndjson.zst,*.json.gz,*.json.zst,*.parquet,index.json}";
 
-/// Where the text of a line, row or sample is, where nothing else is said.
+/// The default key or column of the text in a line, row or sample.
 pub const DEFAULT_TEXT_KEY: &str = "text";
 
-/// Predicted tokens per sample of documents, where nothing else is said.
+/// The default number of predicted tokens per sample of documents.
 pub const DEFAULT_SEQ_LEN: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 
-/// What to prepare.
+/// The settings of [`prepare`](super::prepare()): inputs, output, and how documents become samples.
 #[derive(Debug, Clone)]
 pub struct PrepareSettings {
     /// Files, and folders, searched with their subfolders (symbolic links are followed) for files
@@ -28,13 +28,13 @@ pub struct PrepareSettings {
     /// an MDS data set is one input. A file is an input once, however many paths lead to it; the
     /// smallest of the paths counts.
     pub inputs: Vec<PathBuf>,
-    /// The folder that is to be the data set: missing or empty. Or its URL (see [`crate::store`]),
-    /// where no data set is, nor half of one, but for what a killed `prepare` left.
+    /// The folder that is to be the data set: missing or empty. Or its URL (see [`crate::store`]), which
+    /// has no data set and no part of one, except what a killed `prepare` left.
     pub output: PathBuf,
     /// How the store of an output that is a URL is used.
     pub store: StoreSettings,
-    /// What in input folders is an input: `*` within a folder, `**` across folders, `{a,b}` for
-    /// either.
+    /// Glob pattern of the inputs in input folders: `*` within a folder, `**` across folders, `{a,b}`
+    /// for either.
     pub glob: String,
     /// Where the text of a line, row or sample is: a key, or a column, with dots into nested ones.
     /// By default [`DEFAULT_TEXT_KEY`]; where it is given, MDS samples are documents even if they
@@ -47,7 +47,7 @@ pub struct PrepareSettings {
     /// Size of the vocabulary that the index states: at least that of the tokenizer. By default the
     /// tokenizer's; of samples of an unknown tokenizer, their largest token + 1.
     pub vocab_size: Option<u32>,
-    /// What tokenized the samples that are tokenized already.
+    /// The tokenizer that made the samples that are tokenized already.
     pub tokenized_by: TokenizedBy,
     /// Which documents and lines are trained on; by default all. Samples that are tokenized already cannot be
     /// filtered, compared or excluded.
@@ -55,8 +55,8 @@ pub struct PrepareSettings {
     /// Which documents are left out because there are others like them; by default none. The inputs are then
     /// read twice.
     pub dedup: DedupSettings,
-    /// A file with a list of documents to leave out, a key a line: the path of an input as it is reached, all
-    /// of which is left out; such a path, a tab, and the number of a line (from 1), row or sample (from 0);
+    /// A file with a list of documents to leave out, one key a line: the path of an input as it is reached, to leave out
+    /// all of it; such a path, a tab, and the number of a line (from 1), row or sample (from 0);
     /// or `xxh3-128:` and the hash of a text.
     pub exclude: Option<PathBuf>,
     /// Threads that read, tokenize and encode, in addition to the calling thread, which writes.
@@ -110,7 +110,7 @@ pub enum Layout {
     Updatable,
 }
 
-/// What becomes of files that cannot be read or are not UTF-8, and of lines, rows and samples that
+/// The treatment of files that cannot be read or are not UTF-8, and of lines, rows and samples that
 /// are no documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -122,7 +122,7 @@ pub enum Strictness {
     Strict,
 }
 
-/// What tokenized the samples that are tokenized already.
+/// The tokenizer that made the samples that are tokenized already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizedBy {
     /// An unknown tokenizer: the index states no special tokens, and no tokenizer is written.

@@ -15,12 +15,11 @@
 //! # Contract
 //! - The data set and the report equal those of a single process, to the byte, for any number of processes and workers. A
 //!   document's rank is its input's number and its own number in that; which process reads it decides nothing. What an
-//!   update found out about texts that it knew before is not counted by filters, in one process as in several,
-//!   but process 0 alone knows such texts.
+//!   update knew of texts before is not counted by filters, whether one process updates or several,
+//!   but process 0 alone has that knowledge.
 //! - Inputs must be readable by all processes under the same paths. One that a process cannot read although process 0 can is
-//!   an error that names both ([`PrepareError::InputUnseen`]); one that process 0 cannot read either is what it is to one process.
-//!   The output is used by process 0 alone, but for the
-//!   tokenizer of an update.
+//!   an error that names both ([`PrepareError::InputUnseen`]); one that process 0 cannot read either is treated as by one process.
+//!   The output is used by process 0 alone, except for the tokenizer of an update.
 //! - The first error of any process ends the preparation: of several inputs that are wrong, another may be named
 //!   than by one process. Nothing is left of the output then, as with one process; what a process holds in its temporary
 //!   files has no name and ends with it. A process learns that the work was ended as often as it asks whether to go on, the last time before
@@ -37,21 +36,21 @@
 //!   one process. Beside that a process holds 32 MiB of what others have not asked for yet, and what is beyond that in a file without a
 //!   name in its folder for temporary files: while it tokenizes 4 bytes for each token of its inputs, while it records (of an updatable
 //!   data set) some 150 bytes for each document and its path, and while it compares 8 bytes for each time that a document is not the first
-//!   of a bucket, of which `near` has 15 for each. Messages in flight between two processes are bounded by [`Peers`].
+//!   of a bucket (with `near` a document has 15 buckets). Messages in flight between two processes are bounded by [`Peers`].
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`peers`] | [`Peers`]: what carries messages, and sending and receiving that ends when the work does |
+//! | [`peers`] | [`Peers`]: the carrier of messages, and sending and receiving that ends when the work does |
 //! | [`packet`] | numbers and bytes in a message |
 //! | [`deal`] | which process reads which input |
 //! | [`setup`], [`order`] | what process 0 tells the others, once and for each pass |
 //! | [`backlog`] | messages that wait for their turn, on disk where they are many |
-//! | [`page`], [`counts`], [`forward`] | what was read, as messages to process 0 |
+//! | [`page`], [`counts`], [`forward`] | batches and counts, as messages to process 0 |
 //! | [`unseen`] | inputs that a process cannot read |
-//! | [`gather`] | what all read, in order again |
+//! | [`gather`] | the batches of all processes, in order again |
 //! | [`pack`] | its tokens to shards |
 //! | [`compare`] | duplicates: entries to the processes of their buckets, and verdicts back |
-//! | [`assist`] | what a process does that is not process 0 |
+//! | [`assist`] | the work of a process that is not process 0 |
 
 mod assist;
 mod backlog;

@@ -10,10 +10,10 @@
 //! # Contract
 //! - Shards, `index.json`, `index/<fingerprint>.json`, the tokenizer and the state are a function of the
 //!   inputs and settings alone: the same to the byte for any number of workers and any history of updates.
-//!   What is not: `state/seen`, which says what inputs looked like, and the files of older versions.
+//!   Exceptions are `state/seen`, which has the looks of inputs, and the files of older versions.
 //! - The newest version is complete at any time, also when the process is killed, and older ones stay until
 //!   [`prune`] removes them.
-//! - An input is taken for unchanged if its size and time are what they were; [`Verify::All`] reads it. A file
+//! - An input counts as unchanged if its size and time are the same; [`Verify::All`] reads it. A file
 //!   that was changed less than two seconds before it was listed is read again by the next update, as is one
 //!   that could not be read to its end.
 //! - With [`Reporting::Files`](super::Reporting::Files) records have the length of each document, and each version has its report
@@ -26,7 +26,7 @@
 //! | [`stored_settings`] | the settings, as the state has them |
 //! | [`record`], [`part`], [`state`], [`copies`] | records of documents; files of records; all records of a version; the copies that a store has of them |
 //! | [`seen`] | sizes and times of inputs |
-//! | [`former`], [`former_shards`] | the state of the version before, and tokens out of its shards |
+//! | [`former`], [`former_shards`] | the state of the previous version, and tokens out of its shards |
 //! | [`recorder`], [`spool`] | the first pass: records of all documents |
 //! | [`wanted`], [`cut`], [`assembler`] | the second pass: the inputs that are read for their tokens, the ends of shards, and the shards |
 //! | [`build`] | both of them |
@@ -102,17 +102,17 @@ impl std::ops::Deref for FormerVersion {
     }
 }
 
-/// What to update, and how.
+/// The data set to update, and how.
 #[derive(Debug, Clone)]
 pub struct UpdateSettings {
     /// The folder or URL of a data set that was prepared with
-    /// [`Layout::Updatable`](super::Layout::Updatable). Its settings stand in it.
+    /// [`Layout::Updatable`](super::Layout::Updatable). Its state has the other settings.
     pub output: PathBuf,
     /// How the store of a URL is used.
     pub store: StoreSettings,
     /// Threads that read, tokenize and encode; they change no byte.
     pub workers: NonZeroUsize,
-    /// What records of documents may take in memory while they are compared; it changes no byte.
+    /// Memory for records of documents while they are compared, in bytes; it changes no byte of the data set.
     pub dedup_memory_bytes: u64,
     /// Which inputs are read.
     pub verify: Verify,
@@ -138,7 +138,7 @@ pub struct Changes {
     pub inputs_read: u64,
     /// Inputs that look as they did before, and were not read.
     pub inputs_kept: u64,
-    /// Inputs of the version before that are gone.
+    /// Inputs of the previous version that are gone.
     pub inputs_gone: u64,
     /// Inputs that had changed although they look as before: only [`Verify::All`] finds them.
     pub unnoticed: Vec<PathBuf>,
@@ -146,19 +146,19 @@ pub struct Changes {
     pub texts_read: u64,
     /// Documents that were tokenized.
     pub texts_tokenized: u64,
-    /// Documents that filters reject, by the first rule that each broke; those of inputs that were not read
-    /// are among them.
+    /// Documents that filters reject, by the first rule that each broke, including documents of inputs that were not
+    /// read.
     pub rejected: BTreeMap<String, u64>,
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub shards_kept: u64,
-    /// Other shards of the version before of which tokens were taken.
+    /// Other shards of the previous version that tokens were taken from.
     pub shards_read: u64,
 }
 
 /// The outcome of an update.
 #[derive(Debug)]
 pub struct UpdateReport {
-    /// The identity of the version before.
+    /// The identity of the previous version.
     pub former: ContentHash,
     /// The version that is the newest now. Of filters, bytes of text and broken documents that are named, it
     /// counts what was read.
@@ -166,11 +166,11 @@ pub struct UpdateReport {
 }
 
 impl<'a> Upkeep<'a> {
-    /// What is kept of a preparation with these settings.
+    /// Upkeep of a data set that is prepared with these settings, or of `former` with the settings in its state.
     ///
     /// # Errors
-    /// [`PrepareError::PathNotUtf8`], [`PrepareError::OtherTokenizer`], and what is wrong with the version
-    /// before.
+    /// [`PrepareError::PathNotUtf8`], [`PrepareError::OtherTokenizer`], and the errors of reading the previous
+    /// version.
     pub(crate) fn of(
         settings: &PrepareSettings,
         tokenizer: &dyn Tokenize,
@@ -203,8 +203,8 @@ impl<'a> Upkeep<'a> {
     }
 }
 
-/// Makes a new version of a data set out of its inputs as they are now; `progress` is told where it is and
-/// breaks it off by its answer. The tokenizer is the one that the data set was prepared with.
+/// Makes a new version of a data set from its inputs as they are now. `progress` is called with the position, and
+/// its answer can stop the update. The tokenizer is the one that the data set was prepared with.
 ///
 /// # Errors
 /// - [`PrepareError::NotUpdatable`], [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`],
@@ -217,7 +217,7 @@ impl<'a> Upkeep<'a> {
 /// - As [`prepare`](super::prepare()) for inputs and documents, and [`PrepareError::Data`] where something
 ///   cannot be read or written.
 ///
-/// After an error the version before is still the newest. Where it is the store whose last answer did not come, the new one
+/// After an error the previous version is still the newest. Where it is the store whose last answer did not come, the new one
 /// may be: it is complete then, and the next update finds it.
 pub fn update(
     settings: &UpdateSettings,
@@ -239,7 +239,7 @@ pub(crate) fn update_with(
         let folder = RemoteFolder::open(output, &settings.store)?;
         return update_in(&folder, (settings, peers), tokenizer, progress);
     };
-    // What is no updatable data set is left as it is.
+    // A folder without an updatable data set is left as it is.
     Version::open_local(folder)?;
     let lock = WriterLock::take(folder)?;
     let version = Version::open_local(folder)?;

@@ -28,7 +28,7 @@ use crate::{
     shard::{Footer, Rows, SliceReader},
 };
 
-/// Row groups whose decoding is kept, to go on from where it stands.
+/// Row groups whose decoding is kept, to go on from the slice that it has come to.
 const OPEN_GROUPS: usize = 8;
 
 /// A slice of a row group of a shard.
@@ -183,7 +183,7 @@ impl TableRows {
             path: self.table.path().to_owned(),
             source: source.into(),
         };
-        // One slice after the other, of which no more is kept than the batch takes.
+        // One slice after the other; each keeps only the rows that the batch takes.
         let (mut parts, mut places) = (Vec::new(), vec![(0, 0); ids.len()]);
         for (place, rows) in wanted {
             let footer = self.table.all().footer(place.0, &self.fetcher)?;

@@ -127,7 +127,7 @@ struct Task<T> {
     serial: u64,
     /// The items made so far.
     items: Vec<T>,
-    /// Of a batch that waits for another thread: [`Work::loads`] from before that was seen.
+    /// [`Work::loads`] from before the batch was found to wait for another thread; none for other batches.
     loads: Option<u64>,
 }
 

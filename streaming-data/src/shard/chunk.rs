@@ -130,7 +130,7 @@ pub(super) fn wrong_group(
 /// Several ranges of a file, read; they answer to the offsets of the file.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    /// In the order in which they stand in the file.
+    /// In the order of the file.
     chunks: Vec<Chunk>,
     file_bytes: u64,
 }

@@ -26,7 +26,7 @@ use crate::{cache::memory::Weigh, error::DataError};
 /// Decoded bytes of a slice, as far as the footer tells them.
 const SLICE_BYTES: u64 = 4 << 20;
 
-/// Most rows of a slice with texts of which the footer does not tell how long they are: pages state
+/// Most rows of a slice with texts whose length the footer does not tell: pages state
 /// their encoded sizes, and a text that comes again is encoded to nearly nothing.
 const UNKNOWN_ROWS: u64 = 4096;
 
@@ -92,9 +92,9 @@ impl Weigh for Rows {
 
 /// The memory of a decoded column.
 struct DecodedSize {
-    /// At least.
+    /// A lower bound of the size.
     bytes: u64,
-    /// Whether it is about that.
+    /// Whether the size is close to this bound.
     is_known: bool,
 }
 

@@ -159,7 +159,7 @@ impl Footer {
         self.tokens_of_first(file, group, self.read_chunk(file, group)?)
     }
 
-    /// Tokens of the first row of a row group, of which as much is there as it takes.
+    /// Tokens of the first row of a row group; `chunk` holds at least the bytes that this takes.
     fn tokens_of_first(
         &self,
         file: &ShardFile,

@@ -127,8 +127,8 @@ impl ShardFile {
         }
     }
 
-    /// Bytes of a range, which must lie within the file, and whose hash is known; the hash of what
-    /// is there, where it is another. What was fetched is fetched again before that is believed.
+    /// Bytes of a range, which must lie within the file, and whose hash is known; or the hash of the bytes
+    /// that are there, where it differs. Fetched bytes are fetched again before a difference is believed.
     pub(crate) fn read_verified(
         &self,
         range: Range<u64>,

@@ -161,8 +161,8 @@ impl Footer {
         self.group_hashes.is_some()
     }
 
-    /// The expected hash of the pages of a row group, where that is known and what is read of the
-    /// file is still to be verified.
+    /// The expected hash of the pages of a row group, where it is known and bytes of the file are still
+    /// verified as they are read.
     pub(super) fn group_hash_for(&self, file: &ShardFile, group: usize) -> Option<ContentHash> {
         let hashes = self.group_hashes.as_ref().filter(|_| !file.is_verified())?;
         hashes.get(group)
@@ -184,7 +184,7 @@ impl Footer {
         (self.ends[group] - self.group_start(group)) as usize
     }
 
-    /// Where those pages of a row group are that hold what is wanted of its rows, where the footer
+    /// The ranges of the pages of a row group that hold the wanted rows, where the footer
     /// can be believed.
     pub(crate) fn chunk_ranges(&self, group: usize, rows: &RowKind) -> Vec<Range<u64>> {
         let group = self.metadata.metadata().row_group(group);
@@ -255,7 +255,7 @@ pub(crate) fn footer_at_end(end: &[u8]) -> Result<&[u8], ParquetError> {
     })
 }
 
-/// How many bytes of metadata stand before the tail, with which some bytes end.
+/// How many bytes of metadata are before the tail, with which some bytes end.
 fn metadata_bytes(bytes: &[u8]) -> Result<u64, ParquetError> {
     let tail = bytes.last_chunk::<{ TAIL_BYTES as usize }>();
     let tail = tail.ok_or_else(|| ParquetError::EOF("the file became shorter".to_owned()))?;

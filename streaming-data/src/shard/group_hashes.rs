@@ -25,7 +25,7 @@ pub(crate) const CREATED_BY: &str = "tidemill";
 pub(crate) struct GroupHashes(Vec<ContentHash>);
 
 impl GroupHashes {
-    /// Of one more row group.
+    /// Appends the hash of the next row group.
     pub(crate) fn push(&mut self, hash: ContentHash) {
         self.0.push(hash);
     }

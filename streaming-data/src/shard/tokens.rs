@@ -36,7 +36,7 @@ pub(crate) struct Outside {
 }
 
 impl DecodedTokens {
-    /// No tokens yet, the first of which is to be token `first` of its row group; room for some.
+    /// No tokens yet; the first one will be token `first` of its row group. Has room for `capacity` tokens.
     pub(crate) fn with_capacity(first: u64, capacity: usize, rule: RowRule) -> DecodedTokens {
         let tokens = Tokens::Narrow(Vec::with_capacity(capacity));
         DecodedTokens { first, last: rule.last_token(), tokens }

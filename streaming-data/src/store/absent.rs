@@ -27,7 +27,7 @@ pub struct Found {
     _never: Infallible,
 }
 
-/// Ends operations on stores, of which there are none.
+/// Ends operations on stores; this build has none.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(());
 
@@ -68,7 +68,7 @@ impl RemoteFolder {
     }
 }
 
-/// The methods of a [`RemoteFolder`], none of which is ever called.
+/// The methods of a [`RemoteFolder`], which are never called.
 macro_rules! methods {
     ($($visible:vis fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         impl RemoteFolder {$(

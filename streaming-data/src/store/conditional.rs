@@ -57,7 +57,7 @@ impl From<&ObjectMeta> for Seen {
 }
 
 impl Operation {
-    /// A whole object, with the version that tells it from a later one; none where there is no object.
+    /// A whole object and its version; none where there is no object.
     pub(super) async fn find(&self) -> Result<Option<Found>, DataError> {
         let _permit = self.permits.acquire().await;
         self.find_within().await
@@ -80,7 +80,7 @@ impl Operation {
         }
     }
 
-    /// The version that tells an object from a later one; none where there is no object.
+    /// The version of an object, which differs for a later object; none where there is no object.
     pub(super) async fn see(&self) -> Result<Option<Seen>, DataError> {
         let _permit = self.permits.acquire().await;
         let mut attempts = Attempts::new(self);
@@ -94,12 +94,12 @@ impl Operation {
         }
     }
 
-    /// Writes a whole object where it is as expected, or where none is expected and none is. What it is
-    /// then; none where it is another.
+    /// Writes a whole object if it is as expected, or if none is expected and there is none. Returns the version that was
+    /// written; none where another object is there.
     ///
     /// # Errors
-    /// Of those of a put, [`StoreFailure::Unconditional`] where nothing was written. After any other, it may
-    /// have been, or may be still.
+    /// The errors of a put. Of these, only [`StoreFailure::Unconditional`] says that nothing was written; after any other, the
+    /// object may have been written, or may be still.
     pub(super) async fn put_if(
         &self,
         content: &Bytes,

@@ -199,7 +199,7 @@ fn is_listing(query: Option<&str>) -> bool {
     parts.into_iter().any(|part| part.starts_with("list-type=") || part == "comp=list")
 }
 
-/// A client with these options, as `object_store` would make it but for redirects.
+/// A client with these options, as `object_store` would make it except for redirects.
 fn client(options: &ClientOptions) -> object_store::Result<reqwest::Client> {
     use ClientConfigKey as Key;
     let failed = |source: reqwest::Error| object_store::Error::Generic {

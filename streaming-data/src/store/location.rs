@@ -146,7 +146,7 @@ impl fmt::Display for Location {
             #[cfg(feature = "stores")]
             Place::Remote(url) => {
                 write!(formatter, "{}://", url.scheme())?;
-                // In Azure's URLs the container stands there; anywhere else it is a name of a user.
+                // In Azure's URLs this is the container; anywhere else it is a name of a user.
                 if !url.username().is_empty() && !url.scheme().starts_with("http") {
                     write!(formatter, "{}@", url.username())?;
                 }

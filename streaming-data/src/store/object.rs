@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-/// Tells an object from a later one of the same name.
+/// The version of an object, which differs for a later object of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Version {
     /// Size of the object, where it is known.

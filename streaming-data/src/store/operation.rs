@@ -49,13 +49,13 @@ pub(super) struct Operation {
     pub(super) permits: Arc<Semaphore>,
 }
 
-/// Where a body goes.
+/// The receiver of an object's bytes.
 pub(super) enum Sink {
     Memory(BytesMut),
     Pieces(PieceSender),
 }
 
-/// Where a body is, between attempts.
+/// The place in an object's bytes, between attempts.
 #[derive(Default)]
 pub(super) struct Place {
     /// The next byte of the object.
@@ -70,7 +70,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The beginning of an object of which all is read, if it is no larger than its kind may be.
+    /// The beginning of an object that is to be read whole, if it is no larger than its kind may be.
     pub(super) fn of_whole(kind: Kind) -> Place {
         Place { kind: Some(kind), ..Place::default() }
     }
@@ -282,7 +282,7 @@ pub(super) fn transfer_time(bytes: u64) -> Duration {
 }
 
 impl Sink {
-    /// Whether more is wanted.
+    /// Takes a piece; returns whether more pieces are wanted.
     async fn take(&mut self, piece: Bytes) -> bool {
         match self {
             Sink::Memory(bytes) => {
@@ -294,7 +294,7 @@ impl Sink {
     }
 }
 
-/// Pieces from a task to a thread, of which a few may wait.
+/// A channel for pieces from a task to a thread, with room for a few that wait.
 pub(super) fn pieces() -> (PieceSender, Pieces) {
     let (sender, receiver) = mpsc::channel();
     let room = Arc::new(Semaphore::new(WAITING_PIECES));

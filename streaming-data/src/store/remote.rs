@@ -133,7 +133,7 @@ impl RemoteFolder {
         &self.location
     }
 
-    /// The place as a cache tells it from others.
+    /// The place's identity in a cache.
     pub(crate) fn origin(&self) -> Origin {
         let place = self.location.to_string();
         Origin::of([place.as_str()].into_iter().chain(self.endpoints.iter().map(String::as_str)))
@@ -265,8 +265,8 @@ impl RemoteFolder {
     }
 
     /// Writes a whole object from a local file of any size, over one that may be there. It is there
-    /// when all of it is; a large one is sent in at most 10,000 parts of 8 MiB or more, of which one
-    /// that fails is sent again alone where the store is known to take that, else with all others.
+    /// when all of it is; a large one is sent in at most 10,000 parts of 8 MiB or more. A part that
+    /// fails is sent again alone where the store is known to take that, else with all others.
     ///
     /// # Errors
     /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be opened; what was there

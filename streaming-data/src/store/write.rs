@@ -17,7 +17,7 @@ use crate::error::DataError;
 /// Parts in which a large object is written; all stores take parts of this size.
 const PART_BYTES: u64 = 8 << 20;
 
-/// Most parts of an object: stores take 10,000, of which S3 wants equal sizes.
+/// Most parts of an object: stores take 10,000, and S3 wants them of equal size.
 const MOST_PARTS: u64 = 9_999;
 
 /// Parts that are uploaded at the same time.
@@ -83,7 +83,7 @@ impl Operation {
             file.metadata().map_err(DataError::io("look at what becomes", self.url()))?.len();
         let source = Source { file: Arc::new(file), bytes };
         let mut attempts = Attempts::new(self);
-        // The upload tells no progress: its deadline is that of the whole.
+        // The upload reports no progress: its deadline covers the whole.
         attempts.bytes = source.bytes;
         loop {
             let written = match source.bytes <= PART_BYTES {

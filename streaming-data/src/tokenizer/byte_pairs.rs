@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 /// Tokens before any merge: one for each byte.
 pub const BYTES: usize = 256;
 
-/// The character that stands for a byte where tokens are written as text: GPT-2's, which has one that can be seen for each.
+/// The character for a byte where tokens are written as text, as GPT-2 chooses it: a visible one for each byte.
 pub fn byte_char(byte: u8) -> char {
     let is_seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_seen(byte) {
@@ -21,9 +21,9 @@ pub fn byte_char(byte: u8) -> char {
 
 /// A vocabulary: bytes, and tokens merged of them.
 ///
-/// Every two tokens that stand side by side in a word are a pair. What is merged next is the pair that occurs most often in all words; of
-/// several the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of the
-/// characters that stand for them, then the merged pairs, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
+/// Every two tokens that are side by side in a word are a pair. The pair that occurs most often in all words is merged next; of
+/// several, the one with the smallest left token, then the smallest right one. Ids count from 0: first the bytes, in the order of their
+/// characters, then the merged pairs, in order. It is the rule of Hugging Face's trainer, whose own counts have 31 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BytePairs {
     tokens: Vec<Vec<u8>>,
@@ -32,7 +32,7 @@ pub struct BytePairs {
 
 impl BytePairs {
     /// Trains on words and how often each occurs, until there are `size` tokens or no pair occurs `least_count` times (at least once). After
-    /// each merge `progress` is told how many tokens there are, and breaks it off by its answer: then there is no vocabulary.
+    /// each merge `progress` is called with the number of tokens, and its answer can stop the training: then there is no vocabulary.
     ///
     /// # Panics
     /// With more different tokens, or more words, than a 32-bit number counts.
@@ -150,7 +150,7 @@ impl Training {
             if count == counted {
                 return (count >= least_count).then_some(pair);
             }
-            // It occurs less often since, and comes later; or it stands here a second time.
+            // It occurs less often since, and comes later; or it is here a second time.
             if count > 0 && count < counted {
                 self.order.push((count, Reverse(pair)));
             }

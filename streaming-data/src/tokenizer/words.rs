@@ -59,7 +59,7 @@ fn run(text: &str, kind: Kind) -> usize {
     text.find(|character| Kind::of(character) != kind).unwrap_or(text.len())
 }
 
-/// Bytes of the spaces with which the text begins, but for the last of several before something else.
+/// Bytes of the white space at the beginning of the text, without its last character if there are several and other characters follow.
 fn spaces(text: &str) -> usize {
     let all = run(text, Kind::Space);
     let last = text[..all].chars().next_back().map_or(0, char::len_utf8);
@@ -83,7 +83,7 @@ impl Kind {
 /// The characters of a general category.
 struct Category(Vec<(char, char)>);
 
-/// The tables are those of the regular expressions with which Hugging Face's library cuts: the same version of Unicode.
+/// The tables of the regular expressions with which Hugging Face's library cuts: the same version of Unicode.
 static LETTERS: LazyLock<Category> = LazyLock::new(|| Category::new(r"\p{L}"));
 static NUMBERS: LazyLock<Category> = LazyLock::new(|| Category::new(r"\p{N}"));
 

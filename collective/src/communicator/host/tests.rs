@@ -19,10 +19,10 @@ use crate::carry::Carry;
 /// Far less than a test may wait, far more than a chunk takes.
 const SOON: Duration = Duration::from_secs(20);
 const KEY: Key = Key { step: 7, round: 0, bucket: 3 };
-/// Of rank 0: two chunks, one of which is short.
+/// Elements of rank 0's part: two chunks, the second one short.
 const OWN: usize = CHUNK_ELEMENTS + 8;
 
-/// A bucket of three ranks, the second of which owns nothing.
+/// A bucket of three ranks; the second one owns nothing.
 fn cut() -> Cut {
     Cut::at(vec![OWN, OWN, OWN + 100])
 }

@@ -1,8 +1,8 @@
 //! `tidemill bench collective`: how fast sums are formed at their owners, and owned values are brought to every worker, by
 //! the size of a bucket.
 //!
-//! Each worker has an arena, and owns its range of every bucket. The measured work is that of training between a backward pass
-//! and the next step, through the same communicator. A rate is what a worker receives from the others a second. Every sum and
+//! Each worker has an arena, and owns its range of every bucket. The measured work is the work of training between a backward pass
+//! and the next step, through the same communicator. A rate is the bytes that a worker receives from the others a second. Every sum and
 //! every gathered element of the last round is compared to the bit with the host's sum along the canonical tree, so that no
 //! rate is printed of something wrong.
 //!
@@ -109,7 +109,7 @@ pub(crate) fn run(bench: &CollectiveBench) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// `workers`, those of all processes.
+/// Checks the number of workers of all processes.
 fn check_workers(workers: usize) -> Result<usize> {
     let expected = match workers {
         0..2 => "at least 2 workers, over all processes, to exchange anything".to_owned(),
@@ -127,7 +127,7 @@ fn default_mebibytes(memory: MemoryPlace) -> usize {
     }
 }
 
-/// Rounds in `memory`, where a command does not say: so many that their threads' start is no part of what is measured.
+/// Rounds in `memory`, where a command does not say: so many that the start of threads does not count.
 fn default_rounds(memory: MemoryPlace) -> NonZeroU64 {
     const HOST: NonZeroU64 = NonZeroU64::new(16).unwrap();
     const DEVICE: NonZeroU64 = NonZeroU64::new(64).unwrap();

@@ -77,9 +77,9 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
 struct Measured {
     /// `samples` or `rows`.
     what: &'static str,
-    /// Of the data set.
+    /// Samples or rows of the data set.
     total: u64,
-    /// Of a sample.
+    /// Tokens of a sample.
     tokens: Option<usize>,
     pace: Pace,
 }

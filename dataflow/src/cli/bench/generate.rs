@@ -1,6 +1,6 @@
 //! `tidemill bench generate`: tokens a second and memory of generation, batch by batch, of one model or of two side by side.
 //!
-//! Weights are random and prompts made up: neither changes how long anything takes. What is measured is the whole way, choosing
+//! Weights are random and prompts made up: neither changes how long anything takes. The whole way is measured, choosing
 //! tokens on the host included: the likeliest each time, with nothing to stop at. Seconds run from the prompts on the host to
 //! the last token.
 
@@ -29,7 +29,7 @@ use crate::cli::output::{counted, note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
 
-/// The keys that must agree with those of an earlier result.
+/// The keys that must agree with the keys of an earlier result.
 const MEASURED: [&str; 7] =
     ["preset", "against", "prompt_tokens", "new_tokens", "batches", "threads", "DeviceArguments"];
 /// The numbers that are drawn: beyond lie only numbers that nothing measured, and the limits of axes.
@@ -279,7 +279,7 @@ impl WithBackend for Measuring<'_> {
         let mut device = Device { backend, stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, model.layout(), &model.initialize(17))?;
         let mut batches: Vec<usize> = bench.batches.iter().map(|batch| batch.get()).collect();
-        // Ascending: what a device has lent it keeps for the next.
+        // Ascending: a device keeps memory that was lent for the next batch.
         batches.sort_unstable();
         batches.dedup();
         let mut rows = Vec::new();
@@ -314,7 +314,7 @@ struct Held {
     resident: Option<u64>,
 }
 
-/// When what was done.
+/// Durations from the beginning until the prompts were read, and until the last token.
 struct Times {
     prompt: Duration,
     all: Duration,
@@ -366,7 +366,7 @@ fn measure<B: Backend>(
     };
     write(prompt_tokens.min(PIECE_POSITIONS), new_tokens.min(4))?;
     let times = write(prompt_tokens, new_tokens)?;
-    // While what the sequences remember is still held.
+    // Measured while the sequences' states are still held.
     let held = Held { free: device.backend.free_memory_bytes()?, resident: resident_bytes() };
     Ok((times, held))
 }

@@ -1,4 +1,4 @@
-//! `tidemill bench kernels`: milliseconds of each kernel, beside what the device can do at most.
+//! `tidemill bench kernels`: milliseconds of each kernel, beside the device's ceilings.
 //!
 //! Two ceilings are measured first, on the device itself: bytes a second of a large copy, and operations a second of a large
 //! matrix product. A kernel's fraction is that of the ceiling which bounds it: the fewest bytes that it must move, or its

@@ -34,7 +34,7 @@ use crate::operators::{
     InitialState, SampleSource, ScheduledRule, StepReport, Training, TrainingPlan, Wake,
 };
 
-/// How a run is told to share out its parameters too.
+/// The argument by which a run shards its parameters too.
 const SHARD: &str = "--shard parameters";
 
 /// Flags of `tidemill bench train`.

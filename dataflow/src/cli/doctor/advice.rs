@@ -26,7 +26,7 @@ impl Part {
     }
 }
 
-/// How to get `part`, where `why` is what is wrong with it.
+/// How to get `part`; `why` describes its fault.
 pub(super) fn advice(backend: BackendChoice, part: Part, why: &str) -> String {
     if why.contains("cannot be opened") {
         return "the file is there and damaged, or needs a library that is not (ldd says which): install it again".to_owned();

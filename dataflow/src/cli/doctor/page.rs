@@ -1,4 +1,4 @@
-//! The page: what was checked, in words and as JSON.
+//! The page: the results of all checks, in words and as JSON.
 
 use std::fmt::Write;
 
@@ -116,7 +116,7 @@ pub(super) struct Page {
     version: &'static str,
     machine: String,
     asked: &'static str,
-    /// Whether what was asked for works.
+    /// Whether the part that was asked for works.
     pub(super) works: bool,
     verdict: String,
     backends: Vec<Section>,

@@ -1,4 +1,4 @@
-//! The parts of what a maker's GPUs need, as they were found.
+//! The parts of the software that a maker's GPUs need, as they were found.
 
 use tidemill_kernels::KernelError;
 use tidemill_kernels::gpu::Inventory;
@@ -8,7 +8,7 @@ use super::advice::{Part, advice};
 use super::page::{Check, Section};
 use crate::device::BackendChoice;
 
-/// Adds what was found; whether all is there that computing needs.
+/// Adds the parts that were found; returns whether all that computing needs are there.
 pub(super) fn add(section: &mut Section, backend: BackendChoice, inventory: &Inventory) -> bool {
     let Inventory { driver, devices, compiler, matrix_library, collective_library } = inventory;
     section.add(library(backend, Part::Driver, driver));

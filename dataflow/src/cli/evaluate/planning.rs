@@ -17,7 +17,7 @@ use crate::inference::{LoadedModel, ModelFiles};
 /// All requests of all tasks, with the few-shot examples that suites ask for.
 ///
 /// # Errors
-/// A model without a tokenizer, more positions than it has, or what a task answers.
+/// A model without a tokenizer, more positions than it has, or the errors of a task.
 pub(super) fn plan(
     arguments: &EvaluateArguments,
     files: &ModelFiles,

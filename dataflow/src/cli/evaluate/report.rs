@@ -1,4 +1,4 @@
-//! What is printed of an evaluation.
+//! The printed report on an evaluation.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::cli::output::{counted, note_line, result_line};
 /// The results of all tasks.
 pub(super) struct Report<'a> {
     pub model: &'a Path,
-    /// What computed, in words.
+    /// The device that computed, in words.
     pub device: String,
     pub seed: u64,
     pub tasks: Vec<(&'a PlannedTask, &'a Vec<Measured>)>,

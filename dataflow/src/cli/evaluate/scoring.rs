@@ -45,7 +45,7 @@ pub(super) struct Workers<'a, B: Backend> {
 }
 
 impl<'a> Scoring<'a> {
-    /// With the answers that `file` has.
+    /// Scoring that begins with the answers in `file`.
     ///
     /// # Errors
     /// An answer to no request.
@@ -90,7 +90,7 @@ impl<'a> Scoring<'a> {
         &self.tasks[task].requests()[request]
     }
 
-    /// What the model is asked.
+    /// The request at this place, as the model is asked it.
     fn continuation(&self, place: (usize, usize)) -> Continuation<'a> {
         let Request { tokens, first, .. } = self.request(place);
         let asked = match self.tasks[place.0].asks_greedy() {
@@ -131,14 +131,14 @@ impl<'a> Scoring<'a> {
     }
 }
 
-/// What a worker sends: a batch's number, and its answers.
+/// A worker's message: a batch's number, and its answers.
 type Sent = anyhow::Result<(usize, Vec<Answer>)>;
 
 impl<B: Backend> Workers<'_, B> {
     /// Answers all that is left.
     ///
     /// # Errors
-    /// A device or disk that fails; what was answered before is in the file.
+    /// A device or disk that fails; the answers before the failure are in the file.
     pub(super) fn score(self, mut scoring: Scoring<'_>) -> anyhow::Result<Answers> {
         let left = std::mem::take(&mut scoring.left);
         let Some(&longest) = left.first() else { return scoring.finish() };
@@ -247,10 +247,11 @@ fn answers(scores: Vec<ContinuationScore>, texts: &[Continuation<'_>]) -> Vec<An
     scores.into_iter().zip(texts).map(answer).collect()
 }
 
-/// Tokens of a batch, as long as all of it are as its longest: enough to fill a device.
+/// Tokens of a batch in which all items are as long as the longest one: enough to fill a device.
 const BATCH_TOKENS: usize = 1 << 12;
 
-/// Batches of at most `most` items and, but for items that are longer, `most_rows` tokens with what fills them up; `lengths` descend.
+/// Batches of at most `most` items and `most_rows` tokens, padding included, except that an item longer than that is a batch by itself;
+/// `lengths` descend.
 fn cut<'t, T>(items: &'t [T], lengths: &[usize], most: usize, most_rows: usize) -> Vec<&'t [T]> {
     let (mut batches, mut first) = (Vec::new(), 0);
     while first < items.len() {

@@ -1,4 +1,4 @@
-//! Which tasks are asked: those that are named, and those of suites.
+//! Which tasks are asked: named tasks, and the tasks of suites.
 
 use tidemill_evaluation::EvaluationError;
 use tidemill_evaluation::builtin;
@@ -14,7 +14,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// What names and files stand for. A task that is named twice is asked once.
+    /// The tasks and suites that the names and files mean. A task that is named twice is asked once.
     ///
     /// # Errors
     /// Neither a name nor a file, or two tasks of one name.

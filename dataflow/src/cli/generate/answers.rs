@@ -77,7 +77,7 @@ impl<'a> Stream<'a> {
             && let Ok(Some(part)) = text.push(token)
         {
             let mut out = std::io::stdout().lock();
-            // A pipe without a reader is told of at the end.
+            // A pipe without a reader is reported at the end.
             let _ = write!(out, "{part}").and_then(|()| out.flush());
         }
     }

@@ -14,12 +14,12 @@ const OWN: [&str; 4] = [
     "zero_optimization",
 ];
 
-/// Whether the leaves are those of such a file.
+/// Whether the leaves are from a file of this framework.
 pub(super) fn is_one(translation: &Translation) -> bool {
     OWN.iter().any(|key| translation.has(key))
 }
 
-/// Says of every leaf what it becomes.
+/// Translates every leaf, or says why it is left out.
 ///
 /// # Errors
 /// A value that its key cannot have, and batch sizes that contradict each other.
@@ -174,7 +174,7 @@ fn zero(translation: &mut Translation) -> Result<(), String> {
     Ok(())
 }
 
-/// What is of DeepSpeed or services around it.
+/// Leaves out the settings of DeepSpeed itself, or of services around it.
 fn leave_the_rest(translation: &mut Translation) {
     translation.leave(
         &["tensorboard", "wandb", "comet", "csv_monitor"],

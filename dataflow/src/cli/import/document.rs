@@ -1,6 +1,6 @@
 //! A configuration file as a list of leaves: dotted path, value, line.
 //!
-//! YAML is read by events of a parser, JSON by the same, since JSON is YAML; what stands plain means what it means in OmegaConf, by which
+//! YAML is read by events of a parser, JSON by the same, since JSON is YAML; a plain scalar means the same as in OmegaConf, by which
 //! LLM Foundry reads its files: `1e-4` is a number, `on` is true. A list of scalars is one leaf; one of tables has a leaf for each of
 //! theirs, whose paths have the index (`eval_loader.0.label`).
 
@@ -14,7 +14,7 @@ use crate::printable::printable;
 const MOST_DEPTH: usize = 32;
 /// Values of a file at most, those that aliases repeat included.
 const MOST_VALUES: usize = 100_000;
-/// What is quoted of a value at most.
+/// Bytes of a value that are quoted, at most.
 const LONGEST_QUOTE_BYTES: usize = 120;
 
 /// A value without keys.
@@ -37,7 +37,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// What a scalar that stands plain means.
+    /// The value of a plain scalar, which has no quotes.
     fn of_plain(text: &str) -> Self {
         let lower = text.to_ascii_lowercase();
         let starts_numeric = text
@@ -88,7 +88,7 @@ impl Value {
         }
     }
 
-    /// As it stands inside a longer text.
+    /// The value's form inside a longer text.
     pub(super) fn as_text(&self) -> String {
         match self {
             Self::Null => "null".to_owned(),
@@ -109,13 +109,13 @@ impl Value {
 pub(super) struct Leaf {
     /// Its keys, with dots between them.
     pub(super) path: String,
-    /// What it is.
+    /// The value.
     pub(super) value: Value,
-    /// Where it stands, from 1.
+    /// The line of the value, from 1.
     pub(super) line: usize,
 }
 
-/// A value with its line, and what is in it.
+/// A value with its line, and its content.
 #[derive(Clone, Debug)]
 struct Node {
     line: usize,
@@ -132,7 +132,8 @@ enum Content {
 /// The leaves of `text`, in their order.
 ///
 /// # Errors
-/// What is neither YAML nor JSON, no table at the top, a key twice, a tag, several documents, too much or too deep: each with its line.
+/// A text that is neither YAML nor JSON, no table at the top, a key twice, a tag, several documents, too much or too deep: each with its
+/// line.
 pub(super) fn leaves(text: &str) -> Result<Vec<Leaf>, String> {
     if text.trim_start().starts_with('{') {
         // Its own errors say what JSON expects.

@@ -1,9 +1,9 @@
-//! Composer's times: `100ba`, `1ep`, `2e9tok`, `0.1dur`, and in what they can be counted here.
+//! Composer's times: `100ba`, `1ep`, `2e9tok`, `0.1dur`, and their conversion to steps.
 
 use super::document::Value;
 use super::translation::Translation;
 
-/// What a time counts.
+/// The unit of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Passes over the data.
@@ -16,16 +16,16 @@ pub(super) enum Unit {
     Tokens,
     /// Parts of the whole run.
     Run,
-    /// What cannot be counted here.
+    /// A unit that cannot be counted here.
     Other,
 }
 
 /// A time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Time {
-    /// How many.
+    /// The number of units.
     pub(super) value: f64,
-    /// Of what.
+    /// The unit.
     pub(super) unit: Unit,
 }
 
@@ -71,7 +71,7 @@ impl Time {
     }
 }
 
-/// What times are counted by.
+/// The numbers by which times are converted to steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scale {
     /// Samples of a step.

@@ -7,13 +7,13 @@ mod training;
 use super::duration::{Scale, Time, Unit};
 use super::translation::Translation;
 
-/// Whether the leaves are those of such a file.
+/// Whether the leaves are from a file of this framework.
 pub(super) fn is_one(translation: &Translation) -> bool {
     let others = ["max_duration", "train_loader", "global_train_batch_size"];
     translation.has("model") && others.iter().any(|key| translation.has(key))
 }
 
-/// Says of every leaf what it becomes.
+/// Translates every leaf, or says why it is left out.
 ///
 /// # Errors
 /// A value that its key cannot have.
@@ -44,7 +44,7 @@ fn run(translation: &mut Translation, scale: Scale) -> Result<(), String> {
     let name = translation.text("run_name")?.unwrap_or_else(|| "imported".to_owned());
     let folder = translation.text("save_folder")?;
     let folder = folder.map(|folder| folder.replace("{run_name}", &name));
-    // What else stands in braces, Composer fills in when it runs.
+    // Composer fills in all other names in braces when it runs.
     let folder = folder.filter(|folder| !folder.is_empty() && !folder.contains('{'));
     let folder = folder.unwrap_or_else(|| format!("runs/{name}"));
     translation.fill_in("run.dir", folder, &["run_name", "save_folder"], "the run folder");
@@ -245,7 +245,7 @@ fn spread(translation: &mut Translation) -> Result<(), String> {
     Ok(())
 }
 
-/// What is of PyTorch, Composer or services around them.
+/// Leaves out the settings of PyTorch or Composer themselves, or of services around them.
 fn leave_the_rest(translation: &mut Translation) {
     translation.leave(
         &["loggers"],

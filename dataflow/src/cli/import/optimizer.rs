@@ -1,11 +1,11 @@
-//! What `[optimizer]` and `[schedule]` need from either framework.
+//! The keys of `[optimizer]` and `[schedule]`, from either framework's settings.
 
 use super::document::Value;
 use super::translation::Translation;
 
 /// Norms that no gradient has.
 const NO_CLIPPING: f64 = 1e9;
-/// What weight decay is of.
+/// The remark on which tensors weight decay applies to.
 const DECAYED: &str = "Weight decay is of every tensor of two or more dimensions, not of biases and norms, which others decay too unless told otherwise";
 
 /// Where a framework has the settings of an optimizer.
@@ -14,7 +14,7 @@ pub(super) struct Settings<'a> {
     pub(super) rate: &'a [&'a str],
     /// Decays of moments.
     pub(super) betas: &'a str,
-    /// What is added to the root of the second moment.
+    /// The number that is added to the root of the second moment.
     pub(super) eps: &'a str,
     /// The weight decay.
     pub(super) decay: &'a str,
@@ -35,13 +35,13 @@ pub(super) struct Defaults {
     pub(super) rate: f64,
     /// Decays of moments.
     pub(super) betas: [f64; 2],
-    /// What is added to the root of the second moment; none where the optimizer has none.
+    /// The number that is added to the root of the second moment; none where the optimizer has none.
     pub(super) eps: Option<f64>,
     /// The weight decay.
     pub(super) decay: f64,
 }
 
-/// Writes the keys of `[optimizer]` but its name and its norm.
+/// Writes the keys of `[optimizer]`, except its name and its norm.
 ///
 /// # Errors
 /// A value that is no number.

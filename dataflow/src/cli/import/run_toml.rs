@@ -6,7 +6,7 @@ use super::translation::{Reasons, TABLES, Translation};
 
 /// Where lines of comments end.
 const LINE_CHARACTERS: usize = 100;
-/// A remark of more characters stands above its key.
+/// A remark of more characters is above its key, not beside it.
 const LONGEST_BESIDE: usize = 60;
 
 /// The text; `title` is its first line.
@@ -49,7 +49,7 @@ fn reasons(text: &mut String, reasons: &Reasons) {
     }
 }
 
-/// `what` in lines of comments, the first of which begins with `mark`.
+/// `what` in lines of comments; the first line begins with `mark`.
 fn comment(text: &mut String, mark: &str, what: &str) {
     let mut line = format!("# {mark}");
     let mut is_new = true;

@@ -1,11 +1,11 @@
-//! What leaves become, section by section.
+//! The translations of leaves, section by section.
 
 use super::translate;
 
 const FOUNDRY: &str =
     "model:\n  name: mpt_causal_lm\nglobal_train_batch_size: 8\nmax_seq_len: 16\n";
 
-/// What is written of [`FOUNDRY`] and `more`, as text and as TOML.
+/// The translation of [`FOUNDRY`] and `more`, as text and as TOML.
 fn of_foundry(more: &str) -> (String, toml::Table) {
     parsed(&format!("{FOUNDRY}{more}"))
 }
@@ -22,7 +22,7 @@ fn expect(written: &(String, toml::Table), table: &str, key: &str, value: impl I
     assert_eq!(found, Some(&value.into()), "{table}.{key} of {}", written.0);
 }
 
-/// What stands at the top.
+/// The text before the first table, which names the leaves that are not taken over.
 fn left(written: &(String, toml::Table)) -> &str {
     written.0.split("\n[run]").next().unwrap()
 }

@@ -1,7 +1,7 @@
-//! A file of another framework on its way to a `RUN.toml`: what has become of each of its leaves.
+//! A file of another framework on its way to a `RUN.toml`: the outcome of each of its leaves.
 //!
-//! Reading a leaf settles nothing. A leaf is settled by what is written because of it: a key, a remark beside one, or its place in the list of
-//! what is not taken over. What is not settled in the end stands there as unknown, so that nothing is dropped.
+//! Reading a leaf settles nothing. A leaf is settled when a key is written because of it, when a remark beside a key names it, or when it
+//! is listed as not taken over. Leaves that are not settled in the end are listed as unknown, so that none is dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,20 +31,20 @@ pub(super) struct Key {
     pub(super) name: String,
     /// Its value.
     pub(super) value: toml::Value,
-    /// What stands beside it.
+    /// The comment beside it, or above it if it is long.
     pub(super) remark: String,
 }
 
 /// A table of the output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
-    /// What stands below its name: leaves, by reason.
+    /// Comments below its name: leaves, by reason.
     pub(super) remarks: Reasons,
     /// Its keys.
     pub(super) keys: Vec<Key>,
 }
 
-/// Leaves as they are quoted, by the reason that they share; reasons stand in the order of their first.
+/// Leaves as they are quoted, by the reason that they share; reasons are in the order of their first leaves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reasons(pub(super) Vec<(String, Vec<String>)>);
 
@@ -59,14 +59,14 @@ impl Reasons {
     }
 }
 
-/// The leaves of the input, and what they have become.
+/// The leaves of the input, and their translation.
 #[derive(Debug)]
 pub(super) struct Translation {
     leaves: Vec<Leaf>,
     settled: BTreeSet<String>,
-    /// What is not taken over.
+    /// Leaves that are not taken over.
     pub(super) left: Reasons,
-    /// What must be filled in, as `table.key`.
+    /// Keys that must be filled in, as `table.key`.
     pub(super) to_fill_in: Vec<String>,
     /// By name, of [`TABLES`].
     pub(super) tables: BTreeMap<&'static str, Table>,
@@ -107,7 +107,7 @@ impl Translation {
         keys
     }
 
-    /// What an error says of a leaf that is not what it must be.
+    /// The error message on a leaf with a value of the wrong kind.
     pub(super) fn wrong(&self, path: &str, expected: &str) -> String {
         let leaf = self.leaves.iter().find(|leaf| leaf.path == path);
         let (line, found) = leaf.map_or((0, String::new()), |it| (it.line, it.value.quoted()));
@@ -158,7 +158,7 @@ impl Translation {
         }
     }
 
-    /// Writes a key because of the leaves `paths`, with what there is to say of it.
+    /// Writes a key because of the leaves `paths`, with a remark on it.
     pub(super) fn write(
         &mut self,
         key: &str,
@@ -200,7 +200,7 @@ impl Translation {
         self.to_fill_in.push(key.to_owned());
     }
 
-    /// Says below the name of a table why leaves need no key there, or what is different. A path names all that is below it.
+    /// Says below the name of a table why leaves need no key there, or in which way the key differs. A path names all that is below it.
     pub(super) fn remark(&mut self, table: &'static str, paths: &[&str], reason: &str) {
         let taken: Vec<String> = self.take(paths).iter().map(quote).collect();
         if !taken.is_empty() {
@@ -208,7 +208,7 @@ impl Translation {
         }
     }
 
-    /// Says below the name of a table what no leaf says.
+    /// Adds a remark below the name of a table that is about no leaf.
     pub(super) fn say(&mut self, table: &'static str, what: &str) {
         self.tables.entry(table).or_default().remarks.add(what, []);
     }
@@ -221,19 +221,19 @@ impl Translation {
         }
     }
 
-    /// Says at the top what is not as it was, because of no leaf.
+    /// Adds a remark at the top on a difference that comes from no leaf.
     pub(super) fn warn(&mut self, what: &str) {
         self.left.add(what, []);
     }
 
-    /// Settles what has no value, before any rule sees it.
+    /// Settles leaves without a value, before any rule sees them.
     pub(super) fn settle_nulls(&mut self) {
         self.settle(&|leaf| leaf.value == Value::Null, |this, paths| {
             this.remark("run", paths, "Without a value there, so as if it were not there");
         });
     }
 
-    /// Settles what no rule has: what `${...}` names, and what is unknown.
+    /// Settles the leaves that no rule has settled: leaves that `${...}` names, and unknown ones.
     pub(super) fn settle_the_rest(&mut self, named: &BTreeSet<String>) {
         self.settle(&|leaf| named.contains(&leaf.path), |this, paths| {
             this.remark("run", paths, "Written out where ${...} named it");
@@ -261,7 +261,7 @@ impl Translation {
     }
 }
 
-/// Whether a leaf is `path` or stands below it.
+/// Whether a leaf is `path` or is below it.
 fn is_below(leaf: &str, path: &str) -> bool {
     leaf.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -270,7 +270,7 @@ fn quote(leaf: &Leaf) -> String {
     format!("{} = {}", leaf.path, leaf.value.quoted())
 }
 
-/// Whether a value of the output says what that of the input does.
+/// Whether a value of the output means the same as a value of the input.
 fn same(input: &Value, output: &toml::Value) -> bool {
     match (input, output) {
         (Value::Flag(one), toml::Value::Boolean(other)) => one == other,

@@ -1,4 +1,4 @@
-//! What a data set was made of, in words: what its report says.
+//! The report on a data set, in words.
 
 use indicatif::DecimalBytes;
 use tidemill_streaming_data::prepare::data_report::{

@@ -88,7 +88,7 @@ impl DocumentTokenizer {
         Self::new(path, (tokenizer, json), SpecialTokens { bos, eos, pad }, library)
     }
 
-    /// The tokenizer that a data set was prepared with, from what the data set has of it.
+    /// The tokenizer that a data set was prepared with, from its files and index.
     ///
     /// # Errors
     /// As [`open`](Self::open), and a data set that says too little.

@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the next change of the inputs, or time, may mend it: not what is wrong with the data set itself.
+/// Whether the next change of the inputs, or time, may mend it: not a fault of the data set itself.
 fn may_pass(error: &PrepareError, output: &Location) -> bool {
     match error {
         PrepareError::Data(error) => {

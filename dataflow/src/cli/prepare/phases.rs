@@ -10,7 +10,7 @@ use crate::cli::output::note_line;
 use crate::cli::progress::{self, LINE_INTERVAL};
 use crate::job::StopRequest;
 
-/// How often a bar is drawn anew.
+/// The time between two drawings of a bar.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The display of a preparation.
@@ -64,7 +64,7 @@ impl Phases {
             }
         };
         let interval = if self.to == To::Terminal { DRAW_INTERVAL } else { LINE_INTERVAL };
-        // A log has no line of what is over soon.
+        // A log has no line on a phase that ends soon.
         let shown = *self.shown.get_or_insert(time);
         if time.duration_since(shown) < interval {
             return;
@@ -75,7 +75,7 @@ impl Phases {
             note_line!("note: {words}");
             return;
         }
-        // Where no total is known, the bar is as long as what was done.
+        // Where no total is known, the bar is as long as the work done so far.
         self.bar.set_length(now.bytes_total.max(1));
         self.bar.set_position(now.bytes_done.min(now.bytes_total));
         self.bar.set_message(words);

@@ -44,7 +44,7 @@ pub(super) enum Done {
 pub(super) enum Ended {
     /// It has done it, alone or together with others. The connection to the process that started it is dropped last.
     Done(Box<Done>, Option<Lifeline>),
-    /// Another process says what was done.
+    /// Another process prints the report.
     Elsewhere(ExitCode),
 }
 
@@ -59,7 +59,7 @@ impl Task {
         }
     }
 
-    /// Nothing but on process 0.
+    /// The result on process 0; `None` on other processes.
     fn together(
         &self,
         peers: &dyn Peers,
@@ -109,7 +109,7 @@ impl Task {
     }
 }
 
-/// Does what `task` says, which is told how many threads there are: here, or in the processes that the flags name.
+/// Runs `task` with the number of threads: here, or in the processes that the flags name.
 pub(super) fn run(
     arguments: &PrepareArguments,
     task: impl Fn(NonZeroUsize) -> anyhow::Result<Task>,
@@ -126,7 +126,7 @@ pub(super) fn run(
     };
     let member = match arguments.places.place(threads)? {
         Place::Supervisor { processes, threads } => {
-            // A wrong setting is told once.
+            // A wrong setting is reported once.
             task(NonZeroUsize::MIN)?;
             return supervise(arguments, processes.get(), threads);
         }
@@ -218,7 +218,7 @@ pub(super) fn cores() -> NonZeroUsize {
     available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// The first Ctrl-C (or SIGTERM) ends the work, and takes back what was written of it; the second ends the process at once.
+/// The first Ctrl-C (or SIGTERM) ends the work, and removes the files written so far; the second ends the process at once.
 fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
     on_requests_to_stop(move |requests| match requests {

@@ -1,4 +1,4 @@
-//! What `prepare` did, in words and in JSON.
+//! The report of `prepare`, in words and in JSON.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::cli::Format;
 use crate::cli::exit::one_line;
 use crate::cli::output::{counted, result_line};
 
-/// Prints the report; `output` is without what may be secret in a URL.
+/// Prints the report; `output` is without the secret parts of a URL.
 pub(super) fn print(
     report: &PrepareReport,
     output: &Location,
@@ -58,7 +58,7 @@ pub(super) fn samples_and_shards(report: &PrepareReport) -> String {
     format!("{samples} of {tokens} in {}", counted(report.shards, "shard", "shards"))
 }
 
-/// What every report says, in JSON.
+/// The numbers and names that every report has, in JSON.
 pub(super) fn numbers(report: &PrepareReport) -> Value {
     let skipped: Vec<Value> = report
         .skipped
@@ -96,7 +96,7 @@ pub(super) fn numbers(report: &PrepareReport) -> Value {
     })
 }
 
-/// What the samples come from, in words.
+/// Prints where the samples come from.
 fn print_source(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result<()> {
     if report.from == PreparedFrom::TokenizedSamples {
         let stated = match (arguments.vocab_size, &arguments.tokenizer) {

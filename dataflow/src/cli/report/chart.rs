@@ -1,4 +1,5 @@
-//! A chart of lines over steps, as SVG inside of a page: once with a linear and once with a logarithmic axis, of which the page shows one.
+//! A chart of lines over steps, as SVG inside of a page: once with a linear and once with a logarithmic axis; the page shows one of
+//! them.
 //!
 //! Colors are classes, so that one style sheet serves light and dark. Each run has a number, and its lines and marks the classes
 //! `run<number>`, by which it is shown or hidden, and `c<color>`.
@@ -38,7 +39,7 @@ pub(super) enum Stroke {
 pub(super) struct Line {
     /// The run's number.
     pub run: usize,
-    /// What the values are and of which run.
+    /// Names of the values and of the run.
     pub label: String,
     pub points: Vec<Point>,
     pub stroke: Stroke,
@@ -51,7 +52,7 @@ pub(super) struct Chart<'a> {
     /// The last step of all charts of a page.
     pub last_step: u64,
     pub lines: Vec<Line>,
-    /// Of each run its kills and resumes.
+    /// Kills and resumes of each run.
     pub marks: &'a [Vec<Mark>],
 }
 
@@ -59,7 +60,7 @@ impl Chart<'_> {
     /// Writes the chart as a figure.
     ///
     /// # Errors
-    /// Those of `page`.
+    /// The errors of `page`.
     pub fn write(&self, page: &mut String) -> fmt::Result {
         let title = Escaped(&self.title);
         writeln!(page, "<figure class=\"chart\"><figcaption>{title}</figcaption>")?;

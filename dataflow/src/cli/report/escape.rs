@@ -1,8 +1,8 @@
-//! Text of others (names, configs, messages), made fit to stand in a page.
+//! Text of others (names, configs, messages), made safe for a page.
 
 use std::fmt::{self, Display, Formatter, Write};
 
-/// Shows a text such that it is neither markup nor the end of an attribute; control characters but for line breaks and tabs
+/// Shows a text such that it is neither markup nor the end of an attribute; control characters except line breaks and tabs
 /// become U+FFFD, since a page may not have them.
 pub(super) struct Escaped<T>(pub T);
 
@@ -12,7 +12,7 @@ impl<T: Display> Display for Escaped<T> {
     }
 }
 
-/// Escapes what is written through it.
+/// Escapes the text that is written through it.
 struct Escaping<'a, 'b>(&'a mut Formatter<'b>);
 
 impl Write for Escaping<'_, '_> {

@@ -1,4 +1,4 @@
-//! A log of a run folder, read for a page: every number of every line by its name, and what is wrong in words.
+//! A log of a run folder, read for a page: every number of every line by its name, and its faults in words.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use super::series::Series;
 use crate::error::JobError;
 
-/// The largest line that is read: what is longer is no line of a log.
+/// The longest line that is read, in bytes: longer ones are no lines of a log.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// The most names of numbers that are plotted; a log has a few of them.
 const MOST_NAMES: usize = 200;
 
-/// The numbers of a log: those of an inner object are called `outer.inner`.
+/// The numbers of a log; a number of an inner object is called `outer.inner`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     pub series: BTreeMap<String, Series>,
@@ -22,7 +22,7 @@ pub(super) struct Log {
     pub steps: Option<[u64; 2]>,
 }
 
-/// What was wrong with lines of a file.
+/// Damaged lines of a file: the first one's fault, and their number.
 #[derive(Debug, Default)]
 struct Damage {
     first: Option<String>,
@@ -30,7 +30,7 @@ struct Damage {
 }
 
 impl Log {
-    /// Reads `name` in the run folder `dir`, where it is there. Lines that are none of a log are left out; `notes` are told.
+    /// Reads `name` in the run folder `dir`, if it is there. Lines that are no lines of a log are left out, with a note in `notes`.
     /// `derive` may add numbers to a line, which has its step.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Log {
     }
 }
 
-/// Gives every complete line of `name` in `dir`, where it is there, to `read`; `notes` are told of those that it refuses.
+/// Gives every complete line of `name` in `dir`, where it is there, to `read`; `notes` gets a note on the lines that it refuses.
 ///
 /// # Errors
 /// A file that cannot be read.

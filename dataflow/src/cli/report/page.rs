@@ -20,10 +20,10 @@ const SCRIPT: &str = include_str!("page.js");
 /// Nothing may be loaded from anywhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
-/// Numbers without a chart: they stand in tables, or in the chart of losses.
+/// Numbers without a chart: they are in tables, or in the chart of losses.
 const TOLD_ELSEWHERE: [&str; 3] = ["loss", "tokens", "elapsed_seconds"];
 
-/// Numbers of metrics that have charts before others, by their keys in a log, and what the charts are called.
+/// Numbers of metrics that have charts before others, by their keys in a log, with the titles of the charts.
 fn known() -> impl Iterator<Item = (&'static str, &'static str)> {
     let of_steps = STEP_NUMBERS.iter().map(|number| (number.key, number.description));
     let derived = (STEP_MILLISECONDS, "Time of a step (ms)");
@@ -112,7 +112,7 @@ fn write_charts(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "</div>")
 }
 
-/// The titles and lines of charts, of which each has a line at least.
+/// The titles and lines of charts; each has at least one line.
 fn pictures(runs: &[Run]) -> Vec<(String, Vec<Line>)> {
     let mut losses = lines(runs, "training", Stroke::Solid, |run| run.metrics.get("loss"));
     losses.extend(lines(runs, "evaluation", Stroke::Dashed, |run| run.evaluations.get("loss")));

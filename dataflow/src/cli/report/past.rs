@@ -1,4 +1,4 @@
-//! What a run has been through: starts, kills, resumes and world sizes, from its history.
+//! The past of a run: starts, kills, resumes and world sizes, from its history.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ impl Started {
     }
 }
 
-/// What a chart shows at a step.
+/// A mark that a chart shows at a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub step: u64,
@@ -50,7 +50,7 @@ pub(super) struct Mark {
     pub text: String,
 }
 
-/// What happened.
+/// The event of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkKind {
     Killed,
@@ -64,7 +64,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// Reads the history of the run folder `dir`; `notes` are told of lines that are none of it.
+    /// Reads the history of the run folder `dir`; `notes` gets a note on lines that are no lines of a history.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -116,11 +116,11 @@ impl Past {
         marks
     }
 
-    /// From behind which step on how many workers computed what the metrics have, in ascending order.
+    /// The numbers of workers that computed the metrics, each with the step after which they began, in ascending order.
     pub fn workers(&self) -> Vec<(u64, usize)> {
         let mut worlds: Vec<(u64, usize)> = Vec::new();
         for Sitting { started, .. } in &self.sittings {
-            // What was done with the world before is done again.
+            // Steps of the earlier world are done again.
             while worlds.last().is_some_and(|last| last.0 >= started.step) {
                 worlds.pop();
             }

@@ -1,4 +1,4 @@
-//! A run as a page shows it: what its folder holds, read with patience for what is damaged.
+//! A run as a page shows it: the content of its folder, whose damaged parts are skipped.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,22 +16,22 @@ use crate::metrics::{RunLine, StepMetrics};
 use crate::operators::EvaluationReport;
 use crate::run_folder::{DEVICES_FILE, RUN_CONFIG_FILE};
 
-/// The name of what is derived from counted tokens and their rate: how long a step took.
+/// The name of the numbers that are derived from counted tokens and their rate: the time of a step.
 pub(super) const STEP_MILLISECONDS: &str = "step_milliseconds";
 
 /// A run.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// As the page calls it.
+    /// Name of the run on the page.
     pub name: String,
     pub metrics: Log,
     pub evaluations: Log,
     pub past: Past,
     /// `run.toml`, as it was when the run was last started.
     pub config: Option<String>,
-    /// What computes in process 0, in words.
+    /// The devices of process 0, in words.
     pub devices: Option<String>,
-    /// What is missing or damaged, in words.
+    /// Missing and damaged parts of the folder, in words.
     pub notes: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Run {
     /// Reads the run folder `path`.
     ///
     /// # Errors
-    /// What is no run folder of this machine, or files that cannot be read.
+    /// A path that is no run folder of this machine, or files that cannot be read.
     pub fn read(path: &Path) -> Result<Self, JobError> {
         let folder = folder(path)?;
         let mut notes = Vec::new();
@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// The folder `path`, where it is that of a run.
+/// The folder `path`, if it is the folder of a run.
 fn folder(path: &Path) -> Result<PathBuf, JobError> {
     let refused = |what: &str| {
         Err(JobError::Config { origin: path.display().to_string(), what: what.to_owned() })

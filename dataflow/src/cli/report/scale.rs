@@ -43,7 +43,7 @@ impl Scale {
                 // A single value lies in the middle between 0 and its double, so that the axis says how large it is.
                 let least = if low == high { low.abs() } else { low.abs().max(high.abs()) * 1e-3 };
                 let margin = ((high - low) * 0.04).max(if least > 0.0 { least } else { 1.0 });
-                // What is never negative does not look as if it were.
+                // An axis of values that are never negative has no negative part.
                 let floor = if low >= 0.0 { 0.0 } else { f64::MIN };
                 ((low - margin).max(floor), (high + margin).min(f64::MAX))
             }

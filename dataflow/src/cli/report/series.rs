@@ -1,7 +1,8 @@
 //! Values over steps, thinned while they are read: memory and pictures do not grow with a run.
 //!
-//! Steps are put into buckets of equal width, a power of two, of which the least and the largest value stay. Where there would be
-//! more than [`MOST_BUCKETS`], each two become one. A picture has fewer columns of pixels than a long series has buckets, so no peak is lost.
+//! Steps are put into buckets of equal width, a power of two; of each bucket the least and the largest value stay. Where there would
+//! be more than [`MOST_BUCKETS`], each two become one. A picture has fewer columns of pixels than a long series has buckets, so no
+//! peak is lost.
 
 /// At least half as many stay of a long series.
 const MOST_BUCKETS: usize = 1440;

@@ -1,4 +1,4 @@
-//! What a page says in tables: runs in a few numbers, where time went, starts, and configs.
+//! The tables of a page: runs in a few numbers, where time went, starts, and configs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -139,7 +139,7 @@ pub(super) fn write_starts(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "</table></div>")
 }
 
-/// In what the configs differ, and all of them.
+/// The settings in which the configs differ, and all settings.
 pub(super) fn write_settings(page: &mut String, runs: &[Run]) -> fmt::Result {
     writeln!(page, "<h2>Configs</h2>")?;
     let settings: Vec<BTreeMap<String, String>> = runs.iter().map(Run::settings).collect();

@@ -92,7 +92,7 @@ fn byte_pairs_are_those_of_the_reference() {
     }
 }
 
-/// Counts above what a library of 31 bits holds change nothing.
+/// Counts too large for the 31 bits of a library change nothing.
 #[test]
 fn ten_terabytes_give_the_vocabulary_of_ten_kilobytes() {
     assert_eq!(trained(1 << 34, 500, 1), trained(1, 500, 1));

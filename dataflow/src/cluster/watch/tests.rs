@@ -24,7 +24,7 @@ impl Scene {
         worker
     }
 
-    /// The watch's messages within so many seconds, in each of which `happens` is called.
+    /// The watch's first message within so many seconds, and after how many it came; `happens` is called in each second.
     fn after(
         &mut self,
         seconds: u32,

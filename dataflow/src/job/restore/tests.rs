@@ -212,7 +212,7 @@ fn a_process_that_sees_the_checkpoint_is_sent_nothing() {
     }
 }
 
-/// It has the same step, and what it says of itself is what process 0's says; but it is not the one that process 0 holds.
+/// The other folders have a checkpoint of the same step, one of them with process 0's `trainer.json`, but process 0 holds neither.
 #[test]
 fn another_folder_with_a_checkpoint_of_the_same_step_is_not_read() {
     let dir = tempfile::tempdir().unwrap();

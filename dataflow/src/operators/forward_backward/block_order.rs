@@ -13,9 +13,9 @@ pub(super) fn uses_of(layout: &Layout, block: usize) -> Range<usize> {
     uses.partition_point(|of| of.block < block)..uses.partition_point(|of| of.block <= block)
 }
 
-/// Where a backward pass stands.
+/// The progress of a backward pass over the blocks.
 pub(super) struct BlockOrder {
-    /// One more than the block that has to be done next.
+    /// The block that has to be done next, plus one.
     expected_block: usize,
     violation: Option<GraphError>,
 }

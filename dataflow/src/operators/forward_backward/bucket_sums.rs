@@ -29,11 +29,11 @@ pub(super) trait Departing<B: Backend> {
 /// Memory for the gradients of a bucket.
 struct Piece<B: Backend> {
     gradients: B::Buffer<f32>,
-    /// The sums that others were told of and may read.
+    /// The sums that were posted to others, who may read them.
     reading: Option<Reading<B>>,
 }
 
-/// Where a use stands.
+/// The place of a use.
 struct Place {
     bucket: usize,
     start: usize,
@@ -43,17 +43,17 @@ struct Place {
 /// The memory of a worker's buckets.
 pub(super) struct BucketSums<B: Backend> {
     memory: BucketMemory,
-    /// By use.
+    /// The place of each use.
     places: Vec<Place>,
     /// By bucket, where it takes no turns or blocks add to it now.
     held: Vec<Option<Piece<B>>>,
     /// By bucket: whether blocks add to it now.
     is_open: Vec<bool>,
-    /// Of those that take turns, the one that left first in front.
+    /// Pieces of buckets that take turns, the one that left first in front.
     left: VecDeque<Piece<B>>,
-    /// How many of them there are.
+    /// Number of pieces of buckets that take turns.
     pieces: usize,
-    /// For a use of nothing.
+    /// Memory for a use without elements.
     nothing: Option<B::Buffer<f32>>,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) model: Arc<M>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
-    /// In order.
+    /// The worker's lanes, in order.
     pub(super) lanes: Vec<usize>,
     pub(super) schedule: LaneSchedule,
     /// The first grain of an evaluation that is a request.
@@ -71,7 +71,7 @@ struct LaneSoFar {
     first_not_finite: Option<u32>,
 }
 
-/// Which microbatch of a step it is.
+/// The place of a microbatch in a step.
 struct InStep {
     step: u64,
     lane: usize,

@@ -1,6 +1,6 @@
-//! The parameters of a block, gathered from the workers that hold them before it runs, and let go behind it.
+//! The parameters of a block, gathered from the workers that hold them before it runs, and dropped after it.
 //!
-//! Two pieces of memory take turns: in one are the parameters of the block that runs, and into the other those of the next come
+//! Two pieces of memory take turns: one has the parameters of the block that runs; the parameters of the next block come into the other
 //! meanwhile, on a device stream of their own. They come from where their holders have them: nothing is staged.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Place<B: Backend> {
     left: Option<B::Event>,
 }
 
-/// All of `parts`, from members in ascending order, beginning with that of the member behind `own`: began all members with the
+/// All of `parts`, from members in ascending order, beginning with the part of the member behind `own`: if all members began with the
 /// first, its link would carry all of it, while the others' were idle.
 fn behind_first(parts: &[FromMember], own: usize) -> impl Iterator<Item = &FromMember> {
     let (before, behind) = parts.split_at(parts.partition_point(|part| part.member <= own));
@@ -47,7 +47,7 @@ pub(super) struct GatheredParameters<B: Backend> {
 }
 
 impl<B: Backend> GatheredParameters<B> {
-    /// Those of member `member`.
+    /// The parameters that member `member` gathers.
     pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan, member: usize) -> Result<Self> {
         let Device { backend, stream } = device;
         let [fp32, activation] = plan.most_elements();
@@ -83,7 +83,7 @@ impl<B: Backend> GatheredParameters<B> {
         &mut self.stream
     }
 
-    /// Forgets all gathered parameters: those of their holders have changed.
+    /// Forgets all gathered parameters: their holders have changed them.
     pub(super) fn forget(&mut self) {
         self.places.iter_mut().for_each(|place| place.uses.clear());
     }

@@ -12,7 +12,7 @@ pub(super) trait LaneSink<B: Backend>: GradientSink<B> {
     /// The microbatch is the lane's last: the lane's final sums go on as its blocks are done.
     fn close(&mut self);
 
-    /// The order of its blocks, which are those of the layout.
+    /// The order of its blocks, which are the blocks of the layout.
     fn order(&mut self) -> (&mut BlockOrder, &Layout);
 
     /// The reason why the backward pass ended, if that was not the order of its blocks.

@@ -16,7 +16,7 @@ use crate::operators::ticket::{Ready, Ticket};
 /// Tells all workers of finished buckets.
 pub(super) struct Outbox<'a, B: Backend, M> {
     pub(super) step: u64,
-    /// Of the lane at hand.
+    /// The round of the lane at hand.
     pub(super) round: u32,
     pub(super) parts: &'a DeviceParts<B, M>,
     pub(super) replies: &'a Replies<DeviceReply>,
@@ -35,7 +35,7 @@ impl<B: Backend, M> Outbox<'_, B, M> {
         starts.map(|start| start..start + elements).collect()
     }
 
-    /// Where the uses of bucket `bucket` begin that stand one after the other.
+    /// The ranges of the uses of bucket `bucket`, which follow each other.
     fn in_turn(&self, bucket: usize) -> Vec<Range<usize>> {
         let planned = &self.parts.plan.buckets.buckets()[bucket];
         let elements = planned.range.len();
@@ -47,7 +47,7 @@ impl<B: Backend, M> Outbox<'_, B, M> {
         Ok(self.replies.send(DeviceReply::Ready(Ready { ticket, round: self.round }))?)
     }
 
-    /// Of the rounds in which this worker has no lane there is nothing, which the others have to hear.
+    /// Tells the others that this worker has nothing for the rounds in which it has no lane.
     pub(super) fn skip_to_end(&mut self, device: &mut Device<'_, B>) -> Result<(), Stopped> {
         let Some(post) = self.post.clone() else { return Ok(()) };
         while (self.round as usize) + 1 < self.parts.schedule.rounds() {

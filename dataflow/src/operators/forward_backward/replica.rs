@@ -29,7 +29,7 @@ pub(super) struct Borrowed<'a, B: Backend> {
 }
 
 impl<B: Backend> Replica<B> {
-    /// That of one of `workers` workers.
+    /// The replica of one of `workers` workers.
     pub(super) fn new(
         backend: &B,
         mut stream: B::DeviceStream,

@@ -44,13 +44,13 @@ pub(super) struct DeviceSchedule<S> {
     worker: usize,
     /// In order.
     lanes: Vec<usize>,
-    /// The microbatches of a step, in the order in which they run: of which lane, and which grains of it.
+    /// The microbatches of a step, in the order in which they run: the lane, and the grains of the lane.
     microbatches: Vec<(usize, Range<usize>)>,
     /// Evaluation grains that this worker runs.
     evaluation_grains: usize,
     /// Updates in the device's parameters.
     updates: u64,
-    /// Of the following parameters: which buckets are present.
+    /// The buckets of the following parameters that are present.
     arrived: Vec<bool>,
     /// The newest report.
     reported: u64,

@@ -45,7 +45,7 @@ impl<B: Backend> Clone for ScheduledRule<B> {
 }
 
 impl<B: Backend> ScheduledRule<B> {
-    /// That of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
+    /// The rule of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
     pub fn new(optimizer: &OptimizerSettings, schedule: ScheduleSettings, horizon: u64) -> Self {
         Self::with_rule(optimizer.rule(), optimizer, schedule, horizon)
     }

@@ -18,7 +18,7 @@ use crate::operators::ticket::Ticket;
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
-    /// Tokens that lanes will count, if they are told before.
+    /// Tokens that lanes will count, if they are known before.
     counted: Vec<Option<u64>>,
     /// By bucket: whether it is summed.
     summed: Vec<bool>,
@@ -33,7 +33,7 @@ struct StepLoss {
     last: bool,
 }
 
-/// Where a worker's optimizer stands.
+/// The progress of a worker's optimizer.
 pub(super) struct OptimizerSchedule {
     plan: Arc<TrainingPlan>,
     pace: UpdatePace,
@@ -182,7 +182,7 @@ impl OptimizerSchedule {
         let (Some(StepLoss { loss, tokens, last }), Some(squares)) = (self.loss, squares) else {
             return Ok(None);
         };
-        // Buckets of which this worker owns nothing are summed too: all workers go through their buckets in the same order.
+        // Buckets without a part of this worker are summed too: all workers go through their buckets in the same order.
         if !gathered.summed.iter().all(|&summed| summed) {
             return Ok(None);
         }
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!([update(&mut schedule), update(&mut schedule)], [Some(1), Some(0)]);
     }
 
-    /// The others' squares of a bucket of which this worker owns nothing may be here before it is summed.
+    /// The others' squares of a bucket without a part of this worker may be here before it is summed.
     #[test]
     fn the_norm_waits_for_sums_of_which_nothing_is_owned() {
         let mut schedule = schedule();

@@ -79,7 +79,7 @@ impl<B: Backend> CommunicationLedger<B> {
         Ok(())
     }
 
-    /// Answers the cost of the first step that was not asked for, which is that of `ticket`.
+    /// Reports the cost of the oldest step that was not reported: the step of `ticket`.
     pub(super) fn measure(&mut self, backend: &B, ticket: Ticket) -> Result<(), Stopped> {
         let (what, missing) = ("what communication took", "its step");
         let asked = self.replies.as_ref().zip(self.steps.pop_front());

@@ -129,7 +129,7 @@ impl UpdateRun {
         (!range.is_empty()).then(|| Self { range, ..self.clone() })
     }
 
-    /// Whether it is a tensor of which only a part is in `owned`.
+    /// Whether it is a tensor with only a part in `owned`.
     pub(super) fn is_cut_by(&self, owned: &Range<usize>) -> bool {
         self.tensor.is_some() && self.within(owned).is_some_and(|part| part.range != self.range)
     }

@@ -98,8 +98,8 @@ impl<B: Backend> Staged<B> {
         Self::Read(StagedParts { parameters, states })
     }
 
-    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and what is owned of each state. What is
-    /// pinned is there once the device stream has run.
+    /// Copies the masters at the places `owned`, and the owned elements of each state, each to its place among the owned elements. The
+    /// pinned copies are complete once the device stream has run.
     pub(super) fn copy(
         &mut self,
         device: &mut Device<'_, B>,

@@ -38,9 +38,9 @@ const LENT: GraphError = GraphError::Order { what: "an update", missing: "the en
 
 /// The gradients of all uses over all lanes.
 enum Sums<B: Backend> {
-    /// Of a worker alone, all of them: while it has them.
+    /// All sums, of a worker that trains alone, while it has them.
     Alone(Option<B::Buffer<f32>>),
-    /// Of several workers each one's part.
+    /// A worker's part of the sums, of several workers.
     Owned(OwnedSums<B>),
 }
 
@@ -79,7 +79,7 @@ pub(super) struct OwnedState<B: Backend> {
     gathered: usize,
     /// Where cuts are copied to, from the first step on.
     staged: Staged<B>,
-    /// Behind the copy of them.
+    /// An event after the copy of a cut.
     copied: Option<B::Event>,
     trace: QueueTrace<B>,
 }
@@ -102,7 +102,7 @@ impl<B: Backend> OwnedState<B> {
         let ended = ended.and_then(|()| Ok(state.trace.finish(&*state.backend)?));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
-            // Work that waits for others on the device would not end before they are told.
+            // Work on the device that waits for others would not end before they are aborted.
             communicator.abort_handle()();
         }
         // Memory that other workers have posted is read until then, and given back afterwards. A device that fails has said so.

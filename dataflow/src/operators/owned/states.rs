@@ -15,7 +15,7 @@ use crate::state_arenas::StateArenas;
 /// The states of a worker's part.
 pub(super) struct OwnedStates<B: Backend> {
     states: Vec<OwnedState>,
-    /// By state.
+    /// The buffer of each state.
     buffers: Vec<B::Buffer<f32>>,
 }
 
@@ -47,7 +47,7 @@ impl OwnedState {
 }
 
 impl<B: Backend> OwnedStates<B> {
-    /// Those of `buckets`: `initial`, each in the order of its arena, or zeros.
+    /// The states of `buckets`: `initial`, each in the order of its arena, or zeros.
     ///
     /// # Errors
     /// Other states than there are, or fewer elements; no room.
@@ -86,7 +86,7 @@ impl<B: Backend> OwnedStates<B> {
         &self.buffers
     }
 
-    /// How many elements that are.
+    /// Number of elements of each owned part.
     pub(super) fn elements(&self) -> Vec<usize> {
         self.states.iter().map(|state| state.elements).collect()
     }

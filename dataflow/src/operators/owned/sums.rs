@@ -49,7 +49,7 @@ impl<B: Backend> TreeSums<B> {
             let left = nodes.last().map(|(left, _)| *left);
             tree.parent(right).filter(|_| left.is_some() && left == tree.sibling(right))
         };
-        // A joined sum stands where its left half did.
+        // A joined sum replaces its left half.
         let mut right: Option<B::Buffer<f32>> = None;
         while let Some(parent) = joined(&self.nodes, node)
             && let Some((_, mut left)) = self.nodes.pop()
@@ -95,7 +95,7 @@ impl<B: Backend> OwnedSums<B> {
         Self { buckets: (0..buckets).map(|_| TreeSums::new()).collect(), of_round: None }
     }
 
-    /// Those of a bucket over all lanes.
+    /// The sums of a bucket over all lanes.
     pub(super) fn whole(&self, bucket: usize, tree: Tree) -> Option<&B::Buffer<f32>> {
         self.buckets[bucket].whole(tree)
     }
@@ -108,7 +108,7 @@ impl<B: Backend> OwnedSums<B> {
     /// Brings the sums of `parts`, in order; those over all lanes together.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// The errors of the communicator.
     pub(super) fn sum_each(
         &mut self,
         communicator: &mut dyn Communicator<B>,
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Sums that come in any pieces are those of the tree, and their memory is used again.
+    /// Sums that come in any pieces equal the sums of the tree, and their memory is used again.
     #[test]
     fn nodes_join_as_they_come() {
         let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();

@@ -20,7 +20,7 @@ mod interleaved;
 
 use interleaved::{Change, folder, is_calm, now, seeds, two_writers};
 
-/// Among these are seeds that show each of what was seen red.
+/// For each fault that the test was seen to find, one of these seeds shows it.
 const SEEDS: Range<u64> = 130..250;
 const STEPS: u64 = 4;
 const KEEP: usize = 2;

@@ -48,7 +48,7 @@ impl Key {
         Key { origin, digest: hash, is_of_content: true, bytes }
     }
 
-    /// A shard of which only the place, the hash of the footer and the etag are known.
+    /// A shard that is known only by its place, the hash of its footer and its etag.
     pub(crate) fn of_place(
         origin: Origin,
         url: &str,

@@ -1,5 +1,5 @@
-//! The claim that stands in place of a data set's index while it is being prepared in a store: it names the
-//! run of `prepare`.
+//! The claim, which replaces the index of a data set while it is being prepared in a store and names the run of
+//! `prepare`.
 //!
 //! It is an `index.json` with the single key `preparing`, which every version of this crate refuses
 //! to take for an index.

@@ -1,7 +1,7 @@
 //! The selections that `prepare` was asked to make: filters and deduplication.
 //!
-//! It stands in the index so that nothing is ever added to a data set by other rules than the rest of it,
-//! and so that a reader knows which documents were left out. Opening a data set to train on it takes no notice: one with
+//! The index states the selection, so that nothing is ever added to a data set by other rules than the rest of it, and
+//! so that a reader knows which documents were left out. Opening a data set to train on it ignores the selection: one with
 //! rules of a later version can be read.
 
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ impl Selection {
         &self.0
     }
 
-    /// The first setting in which another selection differs, if one does; `None` stands for one that leaves
+    /// The first setting in which another selection differs, if one does; `None` is a selection that leaves
     /// nothing out.
     pub fn difference(
         selection: Option<&Selection>,

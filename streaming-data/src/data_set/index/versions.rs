@@ -22,7 +22,7 @@ pub struct Version {
     pub written: SystemTime,
 }
 
-/// The fingerprint that a name below the data set's folder stands for.
+/// The fingerprint in the name of a version's index below the data set's folder; `None` for other names.
 pub(crate) fn fingerprint_of(name: &str) -> Option<ContentHash> {
     let digits = name.strip_prefix(VERSIONS_FOLDER)?.strip_prefix('/')?.strip_suffix(".json")?;
     ContentHash::of_digits(digits)

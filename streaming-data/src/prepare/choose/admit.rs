@@ -20,23 +20,23 @@ use crate::prepare::{
     upkeep::{Document, Fate, Judged, Known, Wanted},
 };
 
-/// What is done with documents.
+/// The purpose of a pass over documents.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pass<'a> {
-    /// Signatures are made of them, and nothing else.
+    /// Documents get signatures only.
     Sign(Dedup),
     /// Documents are tokenized: all, or the ones kept by the verdicts of a first pass.
     Tokenize(Option<&'a Verdicts>),
-    /// Records are made of them, and nothing else, with signatures for this; what is known of a text is not
-    /// found out again.
+    /// Documents get records only, with signatures for this deduplication; a text whose verdict is known is not judged
+    /// again.
     Record(Dedup, &'a Known),
     /// Wanted documents are tokenized, each by itself.
     Fetch(&'a Wanted),
-    /// Their texts are shown, and nothing else.
+    /// The visitor gets the texts, and nothing else is done with them.
     Visit(Visitor<'a>),
 }
 
-/// By what documents are chosen.
+/// The rules by which documents are chosen.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
     pub exclusions: &'a Exclusions,
@@ -54,19 +54,19 @@ impl Rules<'_> {
     }
 }
 
-/// What was left out of a file or part, or of many.
+/// Counts of the documents that were left out of a file or part, or of many.
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
     /// Documents that are on a list.
     pub excluded: u64,
-    /// What the filters did.
+    /// Counts by rule of the documents and lines that the filters removed.
     pub filtered: FilterReport,
-    /// What became of all documents, where a report is asked for.
+    /// Counts of all documents by verdict, where a report is asked for.
     pub tally: Tally,
 }
 
 impl LeftOut {
-    /// Adds what was left out elsewhere.
+    /// Adds the counts of another file or part.
     pub(crate) fn add(&mut self, other: &LeftOut) {
         self.excluded += other.excluded;
         self.filtered.add(&other.filtered);
@@ -83,7 +83,7 @@ pub(crate) struct Admission<'a> {
     input: usize,
     signatures: Vec<Option<Signature>>,
     documents: Vec<Document>,
-    /// Of the texts, where there are two passes.
+    /// Hash of the texts, where there are two passes.
     digest: Digest,
     left_out: LeftOut,
 }
@@ -118,7 +118,7 @@ impl<'a> Admission<'a> {
         text: &'t str,
     ) -> Result<Option<Cow<'t, str>>, PrepareError> {
         if let Some(verdicts) = &mut self.verdicts {
-            // The first pass asked lists and filters; what is kept is judged again for the text that is left.
+            // The first pass asked lists and filters; a kept document is judged again for the text that filters leave.
             self.digest.update(text);
             let verdict = match verdicts.next_fate() {
                 Some(Fate::Copy) => Verdict::Copy,
@@ -167,7 +167,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// What lists and filters say of a text, and its signature where it may be kept.
+    /// The verdict of lists and filters on a text, with its signature where it may be kept.
     fn judge(
         &mut self,
         path: &Path,
@@ -183,7 +183,7 @@ impl<'a> Admission<'a> {
             return known.clone();
         }
         let mut report = FilterReport::default();
-        // What is recorded is counted, of whichever texts are new.
+        // The recorder counts rejected documents from their records, so this report is not kept.
         let left = filter::judge(self.rules.filters, text, &mut report);
         match (left, report.rejected.keys().next()) {
             (None, Some(rule)) => Judged::Rejected(rule.to_string().into()),
@@ -193,7 +193,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// What lists and filters leave of a text.
+    /// The text that lists and filters leave; `None` where they leave the document out.
     fn choose<'t>(
         &mut self,
         path: &Path,
@@ -222,7 +222,7 @@ impl<'a> Admission<'a> {
 
     /// Counts a document of the stream with its number of tokens, by its text as it was read.
     pub(crate) fn keep(&mut self, at: (&Path, Option<Place>), text: &str, tokens: usize) {
-        // What is fetched or shown is counted elsewhere.
+        // Documents that are fetched or shown are counted elsewhere.
         if let Pass::Tokenize(_) = self.rules.pass {
             self.count(Verdict::Kept, at, text, tokens as u64);
         }
@@ -254,7 +254,7 @@ impl<'a> Admission<'a> {
         self.left_out.tally.count(verdict, &counted);
     }
 
-    /// What was left out, and signatures; `None` if the documents are others than in the first pass.
+    /// The counts, and the signatures or records; `None` if the documents differ from those of the first pass.
     pub(crate) fn finish(self) -> Option<(LeftOut, Batch)> {
         let digest = &self.digest;
         let is_changed = self.verdicts.is_some_and(|verdicts| !verdicts.is_unchanged(digest));

@@ -1,15 +1,15 @@
-//! Duplicates: documents that stand in the input before, as they are or nearly so.
+//! Duplicates: documents that equal, or nearly equal, an earlier document of the inputs.
 //!
-//! Every document has a place in the order of inputs, and is put into buckets by its text: one for copies,
-//! and for near copies 14 more, of which two texts share one the more likely the more runs of words they have
-//! in common. **A document is kept if it is the first in each of its buckets.** So of two that share a bucket
-//! never both are kept, what is kept is a function of the documents and their order alone, and documents that
-//! are appended after all others change no verdict of the others. (Connected groups of documents would have
-//! another rule: there, a late document joins two that were apart, and either falls.)
+//! Every document has a place in the order of inputs, and its text puts it into buckets: one for copies, and 14
+//! more for near copies. Two texts are the more likely to share one of these, the more runs of words they have in
+//! common. **A document is kept if it is the first in each of its buckets.** So two documents that share a bucket
+//! are never both kept, the documents and their order alone decide which are kept, and documents that are appended
+//! after all others change no verdict of the others. (Keeping one document of each connected group would be another
+//! rule: a late document could join two groups, and one of the two documents kept before would have to go.)
 //!
 //! Two passes over the inputs: the first makes a signature of each document that filters and lists leave, and
 //! sorts them into buckets; the second packs the documents that are kept. A document that is left out by a
-//! filter is in no bucket: it must not stand in the way of a good one.
+//! filter is in no bucket: otherwise it could displace a good one.
 //!
 //! Memory: 2 bits a document, 16 bytes a part or file, and records of at most
 //! [`DedupSettings::memory_bytes`]: above that they are sorted in parts, which are merged from files
@@ -21,7 +21,7 @@
 //! | [`shingles`] | runs of normalised words |
 //! | [`sketch`] | minima of their hashes |
 //! | [`buckets`], [`sorter`] | which documents are not the first of a bucket, within a bound of memory |
-//! | [`verdicts`] | what the first pass found, for the second |
+//! | [`verdicts`] | the verdicts of the first pass, for the second |
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ pub enum Dedup {
     /// Documents whose text is the same, byte for byte.
     Exact,
     /// Documents whose words are the same in the same order: letters in whatever case, any digits for others, and
-    /// whatever stands between words.
+    /// whatever is between words.
     ExactWords,
     /// These, and documents that have most runs of five words in common: of pairs with a similarity (Jaccard's) of
     /// 0.5 it finds 5 %, of 0.75 77 %, of 0.85 99 %.
@@ -73,12 +73,12 @@ impl Dedup {
     }
 }
 
-/// What to do about duplicates.
+/// The kind of duplicates to leave out, and the memory for finding them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DedupSettings {
     /// Which documents are left out.
     pub dedup: Dedup,
-    /// What records of documents may take in memory; the verdicts do not depend on it.
+    /// Memory for the records of documents, in bytes; the verdicts do not depend on it.
     pub memory_bytes: u64,
 }
 

@@ -6,7 +6,7 @@
 //! - such a path, a tab, and the number of a line (from 1), row or sample (from 0), as messages have it;
 //! - `xxh3-128:` and 32 digits: every document of this text, in any input and at any place.
 //!
-//! A key that no document has is told of: a list that does nothing must not look as if it did.
+//! Keys that match no document are reported: a list without effect must not look as if it had one.
 
 use std::{
     collections::HashMap,
@@ -45,7 +45,7 @@ impl Exclusions {
     /// Reads the list; paths in it begin in the folder `base`, where there is one.
     ///
     /// # Errors
-    /// That of the operating system, or [`PrepareError::ExclusionKey`] for a line that is no key.
+    /// An error of the operating system, or [`PrepareError::ExclusionKey`] for a line that is no key.
     pub(crate) fn open(path: &Path, base: Option<&Path>) -> Result<Exclusions, PrepareError> {
         let reached = |input: &str| match base {
             Some(base) => base.join(input.strip_prefix("./").unwrap_or(input)),
@@ -104,7 +104,7 @@ impl Exclusions {
         self.exclude_hashed(path, place.map(Place::number), || ContentHash::of(text.as_bytes()))
     }
 
-    /// As [`Exclusions::exclude`], for a text of which the hash is known.
+    /// As [`Exclusions::exclude`], for a text whose hash is known.
     pub(crate) fn exclude_hashed(
         &self,
         path: &Path,

@@ -1,7 +1,7 @@
 //! Filters: which documents are trained on, and which of their lines.
 //!
 //! A verdict is a pure function of the document's text and the settings, so any thread may give it. A
-//! document is kept, with its text or what is left of it, or rejected by the first rule that it breaks; a rule
+//! document is kept, with all or a part of its text, or rejected by the first rule that it breaks; a rule
 //! is named by its table and key in the TOML ([`FilterSettings`]), which is where its threshold is changed.
 //! Whether rules do what their sources do is tested on what these gave for real texts.
 //!
@@ -86,7 +86,7 @@ fn kept(name: &str) -> Option<&'static str> {
     Some(kept)
 }
 
-/// What filters did.
+/// Documents and lines that filters removed, counted by rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FilterReport {
     /// Documents that were rejected, by the first rule that each broke.
@@ -101,7 +101,7 @@ impl FilterReport {
         self.rejected.values().sum()
     }
 
-    /// Adds what was done elsewhere.
+    /// Adds the counts of another report.
     pub(crate) fn add(&mut self, other: &FilterReport) {
         for (rule, count) in &other.rejected {
             *self.rejected.entry(*rule).or_default() += count;
@@ -177,8 +177,8 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// What is trained on of a text, which is not empty: all of it, what the filters leave, or nothing. What they
-/// did is added to the report.
+/// The part of a text that is trained on, where the text is not empty: all of it, the text that the filters leave, or
+/// nothing. The rejected documents and dropped lines are added to the report.
 pub(crate) fn judge<'a>(
     sets: &[FilterSet],
     text: &'a str,

@@ -1,4 +1,4 @@
-//! What the index says of documents and lines that are left out.
+//! The index's [`Selection`]: the settings by which documents and lines are left out.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::{
     prepare::PrepareError,
 };
 
-/// What was asked for; nothing where all is to be kept.
+/// The selection that the settings ask for; `None` where everything is kept.
 pub(crate) fn selection(settings: &PrepareSettings, exclusions: &Exclusions) -> Option<Selection> {
     let mut asked = Map::new();
     if !settings.filters.is_empty() {
@@ -40,8 +40,8 @@ pub(crate) fn selection(settings: &PrepareSettings, exclusions: &Exclusions) -> 
     (!asked.is_empty()).then(|| Selection::new(Value::Object(asked)))
 }
 
-/// The error that there is something in the place of the output; where that is a data set of which other
-/// documents or lines were left out, it says so.
+/// The error that something is at the place of the output; it says so where that is a data set with another
+/// selection.
 pub(crate) fn with_selection(
     error: PrepareError,
     output: &Path,

@@ -22,9 +22,9 @@ use crate::{
 /// The changes of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// The version before.
+    /// The previous version.
     pub former: ContentHash,
-    /// Inputs: changed where their documents are others, or stand elsewhere in them.
+    /// Inputs: changed where their documents are others, or are at other places in them.
     pub inputs: Changed,
     /// Documents.
     pub documents: Changed,
@@ -37,45 +37,45 @@ pub struct Difference {
 /// How many of something came, went, changed, and stayed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
-    /// Not there before.
+    /// Number of things that are new.
     pub added: u64,
-    /// Not there any more.
+    /// Number of things that are gone.
     pub removed: u64,
-    /// Others in their place.
+    /// Number of things that were replaced by others.
     pub changed: u64,
-    /// As before.
+    /// Number of things that stayed.
     pub unchanged: u64,
 }
 
-/// Documents of which something else became than before.
+/// Documents with another outcome than before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
-    /// Their outcome in the version before.
+    /// Their outcome in the previous version.
     pub from: Verdict,
     /// Their outcome now.
     pub to: Verdict,
-    /// How many.
+    /// Number of these documents.
     pub documents: u64,
 }
 
 /// The outcome of shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardsChanged {
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub kept: u64,
     /// Shards that are new.
     pub written: u64,
-    /// Shards of the version before that are not in this one.
+    /// Shards of the previous version that are not in this one.
     pub gone: u64,
 }
 
 /// Records that are read between two questions whether to go on.
 const RECORDS_AT_ONCE: u64 = 1 << 12;
 
-/// The difference between the records and shards of a version and those of the version before.
+/// The difference between the records and shards of a version and those of the previous version.
 ///
 /// # Errors
-/// What is wrong with the version before, that of a temporary file, and of `go_on`.
+/// The errors of reading the previous version and a temporary file, and of `go_on`.
 pub(crate) fn difference(
     former: &Version,
     spool: &mut Spool,
@@ -148,11 +148,11 @@ type Judgement = (u128, Verdict);
 /// The next record of an input.
 enum Item {
     Document(Judgement),
-    /// Its end, and the digest of its documents.
+    /// The end of an input, and the digest of its documents.
     End(u128),
 }
 
-/// The records of the version before.
+/// The records of the previous version.
 struct Before<'a> {
     records: FormerRecords<'a>,
 }
@@ -235,7 +235,7 @@ struct OfInput {
 }
 
 impl OfInput {
-    /// Takes the next documents of the version before and of this one.
+    /// Takes the next documents of the previous version and of this one.
     fn take(&mut self, pair: [Option<Judgement>; 2], comparison: &mut Comparison) {
         let is_in_step = self.waiting.iter().all(Vec::is_empty);
         match pair {

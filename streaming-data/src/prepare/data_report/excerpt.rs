@@ -20,7 +20,7 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// That of a text.
+    /// The excerpt of a text.
     pub(crate) fn of(text: &str) -> Excerpt {
         let end = text.char_indices().nth(EXCERPT_CHARACTERS).map_or(text.len(), |(at, _)| at);
         Excerpt { text: text[..end].to_owned(), document_bytes: text.len() as u64 }
@@ -35,7 +35,7 @@ impl Excerpt {
 /// A piece of a text as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// As it is.
+    /// A character that is shown as it is.
     Plain(char),
     /// A character that would not be seen, or would change how others are: by its symbol.
     Symbol(char),
@@ -43,8 +43,8 @@ pub(crate) enum Shown {
     Number(u32),
 }
 
-/// How a character is shown. What moves, hides or reorders others is told by a symbol or a number: control
-/// characters, marks of direction, joiners and spaces without width, tags, and what is no character.
+/// How a character is shown. A character that moves, hides or reorders others is shown as a symbol or a number: control
+/// characters, marks of direction, joiners and spaces without width, tags, and numbers that are no characters.
 pub(crate) fn shown(character: char) -> Shown {
     let number = u32::from(character);
     let symbol = |number| char::from_u32(number).map_or(Shown::Number(number), Shown::Symbol);
@@ -75,7 +75,7 @@ pub(crate) fn shown(character: char) -> Shown {
     }
 }
 
-/// A text in one line that a terminal shows as it is: what is not plain is told by its symbol or number.
+/// A text in one line that a terminal shows as it is: characters that are not plain become symbols or numbers.
 pub fn in_a_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {

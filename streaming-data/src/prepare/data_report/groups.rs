@@ -1,7 +1,7 @@
 //! Groups of duplicates: documents that share a bucket, directly or by way of others.
 //!
-//! Which documents are left out follows from the first of each bucket alone; groups are told for the report, and are the
-//! same in whichever order links come, as long as they connect what is in a bucket.
+//! The first document of each bucket alone decides which documents are left out; groups are found for the report. They are the
+//! same for any order of links, as long as the links connect the documents of a bucket.
 
 use std::collections::HashMap;
 

@@ -74,7 +74,7 @@ impl Counts {
         (buckets.len() <= BUCKETS).then_some(Counts { buckets, total, largest })
     }
 
-    /// As a report has them.
+    /// The counts in the form of a report.
     pub(crate) fn histogram(&self) -> Histogram {
         let first = self.buckets.iter().position(|&count| count > 0).unwrap_or(0);
         let last = self.buckets.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1);

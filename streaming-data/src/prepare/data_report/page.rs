@@ -168,7 +168,7 @@ fn examples(html: &mut String, verdicts: &[OfVerdict]) {
          Characters that would not be seen are told by their symbols or numbers. A hash is a key for <code>--exclude</code>.</p>"
     );
     let verdicts = in_order(verdicts);
-    // What is left out is what is looked for.
+    // Readers look for documents that are left out.
     let first = verdicts.iter().find(|of| of.verdict != Verdict::Kept).map(|of| &of.verdict);
     for of in verdicts.iter().filter(|of| !of.examples.is_empty()) {
         let open = if first == Some(&of.verdict) { " open" } else { "" };

@@ -1,8 +1,8 @@
-//! Reading examples: of a data set that can be kept up to date, which documents are shown is known once records say what
-//! became of all, and most documents that are left out are not read again for anything else.
+//! Reading the texts of examples. In a data set that can be kept up to date, the records tell which documents are the
+//! examples, once all verdicts are known; most documents that are left out are not read again for any other reason.
 //!
-//! What the report of the version before shows need not be read, so that an update reads no input for its report but where
-//! another document comes to be one of the first.
+//! Texts that the previous version's report shows need not be read, so an update reads an input for its report only where
+//! another document has become one of the first.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Places and hashes of documents of an input, and what they begin with, once that is known.
+/// Places and hashes of documents of an input, and the beginnings of their texts, once those are known.
 type Wanted = BTreeMap<u64, (u128, Option<Excerpt>)>;
 
 /// Gives all examples their texts, from a report if it has them, or else from the inputs, each read as far as its last

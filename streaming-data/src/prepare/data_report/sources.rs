@@ -21,22 +21,22 @@ pub struct Sources {
 /// An input, or all inputs below a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// Its path; that of a folder ends with `/`.
+    /// Path of the source; the path of a folder ends with `/`.
     pub path: String,
-    /// Inputs.
+    /// Number of inputs.
     pub inputs: u64,
     /// Documents in them, kept or not.
     pub documents: u64,
     /// Documents in the stream.
     pub kept: u64,
-    /// Tokens of these.
+    /// Tokens of the kept documents.
     pub tokens: u64,
 }
 
 /// Sources that are not listed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherSources {
-    /// How many sources.
+    /// Number of sources.
     pub sources: u64,
     /// Their inputs.
     pub inputs: u64,
@@ -44,7 +44,7 @@ pub struct OtherSources {
     pub documents: u64,
     /// Documents in the stream.
     pub kept: u64,
-    /// Tokens of these.
+    /// Tokens of the kept documents.
     pub tokens: u64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn sources(inputs: &[(String, OfInput)]) -> Sources {
     Sources { listed, others }
 }
 
-/// Sources by the first `depth` folders of their paths; inputs that are in fewer stand by themselves.
+/// Sources by the first `depth` folders of their paths; inputs that are in fewer folders are sources of their own.
 fn grouped(inputs: &[(String, OfInput)], depth: usize) -> BTreeMap<&str, Source> {
     let mut groups: BTreeMap<&str, Source> = BTreeMap::new();
     for (path, counts) in inputs {

@@ -1,7 +1,7 @@
 //! Outcomes of documents, counted while they are read.
 //!
-//! Counts of passes and of processes are added to each other in any order, those of one input's parts in theirs, and come to
-//! the same: of examples the first ones stay, in the order of inputs.
+//! Counts of passes and of processes are added in any order, counts of an input's parts in the order of the parts, with
+//! the same result: the examples are the first documents in the order of inputs.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -23,13 +23,13 @@ pub const EXAMPLES: usize = 3;
 pub enum Verdict {
     /// It is in the stream.
     Kept,
-    /// It is on the list of what is to be left out.
+    /// It is on the list of documents to leave out.
     Excluded,
     /// It broke this rule of a filter first.
     Rejected(String),
-    /// Its text, or its words, stand before.
+    /// Its text, or its words, occurred before.
     Copy,
-    /// It is nearly another that stands before.
+    /// It is nearly the same as an earlier document.
     NearCopy,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// That of a document whose fate is known.
+    /// The verdict on a document whose fate is known.
     pub(crate) fn of(judged: &Judged, fate: Fate) -> Verdict {
         match (judged, fate) {
             (Judged::Excluded, _) => Verdict::Excluded,
@@ -90,7 +90,7 @@ impl Example {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct OfVerdict {
     pub documents: u64,
-    /// Of their texts, as they were read.
+    /// Bytes of their texts, as they were read.
     pub bytes: u64,
     /// The first [`EXAMPLES`].
     pub examples: Vec<Example>,
@@ -111,7 +111,7 @@ pub(crate) struct Tally {
     pub kept_tokens: Counts,
     pub kept_bytes: Counts,
     pub left_out_bytes: Counts,
-    /// By the numbers of inputs.
+    /// Counts of each input, by its number.
     pub inputs: BTreeMap<usize, OfInput>,
 }
 
@@ -120,9 +120,9 @@ pub(crate) struct Counted<'a> {
     pub input: usize,
     /// Bytes of its text; none of a sample that was tokenized already.
     pub bytes: Option<u64>,
-    /// Of one that is kept.
+    /// Tokens of a kept document.
     pub tokens: u64,
-    /// Itself, asked for where it is to be an example.
+    /// Makes an example of the document; called where one is needed.
     pub example: &'a dyn Fn() -> Option<Example>,
 }
 
@@ -151,7 +151,7 @@ impl Tally {
         }
     }
 
-    /// Counts a document of which there is a record, whose text is shown later.
+    /// Counts a document by its record; its text is shown later.
     pub(crate) fn count_record(&mut self, input: usize, document: &Document) {
         let Document { place, source, judged, fate, bytes } = document;
         let tokens = match fate {
@@ -164,7 +164,7 @@ impl Tally {
         self.count(Verdict::of(judged, *fate), &counted);
     }
 
-    /// Adds what was counted elsewhere.
+    /// Adds counts that were made elsewhere.
     pub(crate) fn add(&mut self, other: &Tally) {
         for (verdict, other) in &other.verdicts {
             if !self.verdicts.contains_key(verdict) {

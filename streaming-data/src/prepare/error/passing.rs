@@ -1,4 +1,4 @@
-//! Which errors may pass by themselves, and those of the operating system.
+//! Which errors may pass by themselves, and the construction of errors of the operating system.
 
 use std::{io, path::PathBuf};
 

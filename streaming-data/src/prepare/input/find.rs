@@ -1,13 +1,13 @@
 //! Which files and folders hold documents, and in which order.
 //!
 //! Order and choice depend on the inputs and the content of the file system alone, never on the
-//! order in which the system lists a folder: they stand in byte order of their paths (as given,
+//! order in which the system lists a folder: inputs are in byte order of their paths (as given,
 //! joined with the path below the input).
 //!
-//! What is found is told by names, but for one thing: an `index.json` that matches the glob and is
+//! The kind of an input follows from its name, with one exception: an `index.json` that matches the glob and is
 //! the index of an MDS data set makes its folder one input, and neither its files nor its
-//! subfolders are searched any further, since that index may list shards in them. Another
-//! `index.json` in a folder is never an input itself.
+//! subfolders are searched any further, since that index may list shards in them. Any other
+//! `index.json` in a folder is never an input.
 //!
 //! A file is an input once, however many paths lead to it (inputs given twice or inside one
 //! another, symbolic links): the smallest of the paths counts. A folder is walked once per input:
@@ -174,7 +174,7 @@ impl PassedOver {
         if self.without_suffix > 0 {
             words.push(format!("{} without a suffix", self.without_suffix));
         }
-        // A name may hold what a shell or a glob would take for something else.
+        // A name may hold characters with a meaning in a shell or a glob.
         let is_plain = |suffix: &&str| {
             let is_word = suffix.chars().all(|c| c.is_alphanumeric() || "-_+".contains(c));
             is_word && Format::of_file(Path::new(&format!("a.{suffix}"))).is_ok()
@@ -196,7 +196,7 @@ impl Search {
         self.skipped.push(SkippedDocument { path, reason });
     }
 
-    /// Takes what stands at the path if it is a file.
+    /// Takes the file at the path; anything else there is skipped.
     fn take_file(&mut self, path: PathBuf, metadata: fs::Metadata) {
         if !metadata.is_file() {
             // A pipe or device could block, never end, or differ the second time.

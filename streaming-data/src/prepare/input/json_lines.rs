@@ -1,7 +1,7 @@
 //! JSON lines: a document a line, its text at a key of the object that the line is.
 //!
 //! The reader only looks for ends of lines; lines are parsed with the part. Lines of
-//! nothing but white space are no documents and no fault.
+//! white space alone are no documents and no fault.
 
 use std::{
     io::{self, ErrorKind, Read},

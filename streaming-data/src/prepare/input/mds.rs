@@ -5,8 +5,8 @@
 //! rows, which stay as they are. Only that one column is looked at. What holds pickled objects is
 //! refused as a whole: to read them is to run their code.
 //!
-//! Such a data set is one thing, made by a program: where a shard is missing or is not what the
-//! index says, that is an error in any case.
+//! Such a data set is one thing, made by a program: a shard that is missing or differs from what the
+//! index says is an error in any case.
 //!
 //! | module | holds |
 //! |---|---|

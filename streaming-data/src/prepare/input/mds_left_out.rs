@@ -1,4 +1,4 @@
-//! Stands for `mds` in a build without that feature: its data sets are recognised, and refused.
+//! Replaces `mds` in a build without that feature: MDS data sets are recognised, and refused.
 
 use std::{convert::Infallible, path::Path, sync::Arc};
 

@@ -149,7 +149,7 @@ impl fmt::Display for Place {
 pub struct BrokenDocument {
     /// The file.
     pub path: PathBuf,
-    /// Where in it.
+    /// The place in the file.
     pub place: Place,
     /// The fault.
     pub reason: BrokenReason,
@@ -183,7 +183,7 @@ pub enum BrokenReason {
     /// It is JSON, but no object.
     #[error("found {found}, expected an object")]
     NotAnObject {
-        /// What it is.
+        /// The line's kind of value, such as "a list".
         found: &'static str,
     },
     /// The object has no such key.
@@ -197,10 +197,10 @@ pub enum BrokenReason {
     NotText {
         /// The key, with dots between nested ones.
         key: String,
-        /// What it is.
+        /// The kind of value at the key, such as "a list".
         found: &'static str,
     },
-    /// It is longer than what is held in memory at once.
+    /// The document is longer than the reader holds in memory at once.
     #[error("it is longer than {limit_bytes} bytes, the most that a document may have here")]
     TooLong {
         /// The limit.
@@ -224,7 +224,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// One more.
+    /// Adds a broken document.
     pub(crate) fn push(&mut self, broken: BrokenDocument) {
         self.count += 1;
         if self.named.len() < NAMED_BROKEN {
@@ -237,7 +237,7 @@ impl Broken {
         self.take(later.count, later.named);
     }
 
-    /// Appends `count` broken documents, of which the first are named.
+    /// Counts `count` more broken documents; `named` are the first of them.
     pub(crate) fn take(&mut self, count: u64, named: Vec<BrokenDocument>) {
         self.count += count;
         let room = NAMED_BROKEN - self.named.len();

@@ -88,7 +88,7 @@ impl Read for Stream {
             said if said == ZSTD_WINDOW_TOO_LARGE => {
                 io::Error::new(io::ErrorKind::InvalidData, WindowTooLarge)
             }
-            // What no operating system has said, a decoder has, of what it was given.
+            // An error that is not the operating system's is the decoder's, about the bytes that it was given.
             _ if error.kind() == io::ErrorKind::Other && error.raw_os_error().is_none() => {
                 io::Error::new(io::ErrorKind::InvalidData, error)
             }
@@ -98,7 +98,7 @@ impl Read for Stream {
 }
 
 /// Brotli as its standard has it: with windows up to 16 MiB. A first byte that the standard does not
-/// know stands for windows up to 1 GiB, which the decoder would take.
+/// know asks for windows up to 1 GiB, which the decoder would accept.
 struct NarrowBrotli<R> {
     bytes: R,
     is_begun: bool,
@@ -118,7 +118,7 @@ impl<R: Read> Read for NarrowBrotli<R> {
     }
 }
 
-/// A file that counts what is read of it.
+/// A file that counts the bytes that are read from it.
 struct Counted {
     file: File,
     count: ReadCount,

@@ -25,7 +25,7 @@ pub(crate) fn read_document(path: &Path) -> Result<String, SkipReason> {
 }
 
 /// Reads the piece of a document of `document_bytes` whose nominal ends are `piece`, at least
-/// [`MAX_CONTINUATION_BYTES`] apart but for the last one.
+/// [`MAX_CONTINUATION_BYTES`] apart except for the last piece.
 pub(crate) fn read_piece(
     path: &Path,
     document_bytes: u64,

@@ -1,6 +1,6 @@
 //! The folder that is written aside and put in place when it is complete.
 //!
-//! A folder of shards without an index is a data set too, so half of one must never stand under
+//! A folder of shards without an index is a data set too, so half of one must never be under
 //! the output's name. Everything is written into a hidden folder next to the output, synced, and
 //! renamed in one step. Nothing that was there is overwritten, and on failure nothing of ours
 //! stays: neither the hidden folder nor parents that were made for it. What a killed process left
@@ -22,10 +22,10 @@ use crate::{
     prepare::{PrepareError, TOKENIZER_FILE},
 };
 
-/// In the names of hidden folders, between the output's and what tells them from each other.
+/// The middle of the names of hidden folders: after the output's name, before the part that differs between folders.
 const PREPARING: &str = ".preparing-";
 
-/// Whether this is the name of a data set in the making, or of what was left of one.
+/// Whether this is the name of a data set in the making, or of a rest that one left.
 pub(crate) fn is_in_the_making(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with('.') && name.contains(PREPARING))
 }
@@ -229,7 +229,7 @@ impl Output for OutputFolder {
 
 impl Drop for OutputFolder {
     fn drop(&mut self) {
-        // It stands in one of the parents.
+        // It is in one of the parents.
         drop(self.aside.take());
         for parent in self.made_parents.iter().rev() {
             // Refused, and rightly, when something else was put there.

@@ -16,7 +16,7 @@
 //! An index may still arrive though its put failed without an answer. So the shards that it names are removed
 //! only after another claim was put over the one that it needs.
 //!
-//! Shards are written to unnamed files in the folder for temporary files, of which a kill leaves nothing, and
+//! Shards are written to unnamed files in the folder for temporary files, which leave nothing behind after a kill, and
 //! are uploaded while the next are being written.
 
 use std::{
@@ -139,8 +139,8 @@ impl RemoteOutput {
         Ok(entries)
     }
 
-    /// The state of an index whose put failed. It cannot arrive any more once another claim stands in
-    /// the place of the one that it was to replace.
+    /// The state of an index whose put failed. It cannot arrive any more once another claim has replaced
+    /// the one that it was to replace.
     fn fence(&mut self, index: &[u8]) -> Unanswered {
         let folder = self.folder.hurried();
         let fence = claim_of(&new_token()).into();
@@ -155,8 +155,8 @@ impl RemoteOutput {
         }
     }
 
-    /// Removes what was written under the own token, and the claim where the store has no conditions: one
-    /// that has, never brings back what was there before.
+    /// Removes all files that were written under the own token; also the claim, in a store without conditions: a store that
+    /// has conditions never brings back an earlier object.
     fn remove_own(&self) -> Result<(), DataError> {
         let folder = self.folder.hurried();
         let is_own = |name: &str| token_of(name) == Some(&self.token);
@@ -233,7 +233,7 @@ impl Output for RemoteOutput {
             Err(error) => match self.fence(&bytes) {
                 Unanswered::Published => return Ok(()),
                 Unanswered::Refused => error.into(),
-                // What it names has to stay.
+                // The files that the index names have to stay.
                 Unanswered::Unknown => return Err(error.into()),
             },
         };
@@ -253,7 +253,7 @@ impl Output for RemoteOutput {
     }
 }
 
-/// Takes out what has arrived; where more than `most` have not, it waits a moment.
+/// Takes out the uploads that have ended; where more than `most` have not, it waits a moment.
 pub(super) fn wait_for_some<T>(
     uploading: &mut Vec<Started<T>>,
     most: usize,

@@ -1,6 +1,6 @@
 //! Row groups to Parquet: encoded on any thread, written by one.
 //!
-//! What decodes fastest was measured, with rows of 2,049 tokens: values of 32 bits, stored PLAIN
+//! The fastest encoding to decode, as measured with rows of 2,049 tokens: values of 32 bits, stored PLAIN
 //! without a dictionary, one page a row group of about 1 MiB, in pages of format 2 (whose levels
 //! lie outside the compressed part), zstd. Of real tokens no other encoding is smaller: zstd finds words that
 //! come again where a token is four bytes in a row. Level 3 takes a tenth fewer bytes than level 1 and is read faster, as fewer
@@ -9,8 +9,8 @@
 //! tokens take as many bytes in the file, and only add a conversion when it is read. Signed ones
 //! are read by everything that reads Parquet.
 //!
-//! The footer states a hash of every row group, and the index one of the footer, so that what is read
-//! of a shard in parts can be verified.
+//! The footer states a hash of every row group, and the index a hash of the footer, so that parts of a shard
+//! can be verified on their own.
 //!
 //! The bytes of a shard depend on its rows alone: no time, no version of this crate.
 
@@ -167,9 +167,9 @@ pub(crate) const ON_THEIR_WAY: usize = 3;
 /// The names of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
-    /// By their numbers.
+    /// Shards are named by their numbers.
     Number,
-    /// By the hashes of their content.
+    /// Shards are named by the hashes of their content.
     Content,
 }
 
@@ -240,7 +240,7 @@ impl<'a> ShardWriter<'a> {
     /// Whether there is room for a row group; where there is none, it waits a moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     pub(crate) fn has_room_for(
         &mut self,
         row_group: &EncodedRowGroup,
@@ -306,7 +306,7 @@ impl<'a> ShardWriter<'a> {
     /// Whether all shards are where they are to be; where one is not, it waits a moment.
     ///
     /// # Errors
-    /// That of a shard that cannot be stored.
+    /// The error of a shard that cannot be stored.
     pub(crate) fn are_stored(&mut self) -> Result<bool, PrepareError> {
         self.output.has_at_most(0)
     }
@@ -351,18 +351,18 @@ pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> PrepareError {
 struct HashedFile {
     file: File,
     hasher: ContentHasher,
-    /// What was written since the last cut: a row group, or the footer after the last row group.
+    /// Bytes of the row group being written, or of the footer after the last row group.
     since_cut: Vec<u8>,
 }
 
 impl HashedFile {
-    /// What was written since the last cut.
+    /// Takes the bytes that were written since the last cut.
     fn cut(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.since_cut)
     }
 }
 
-/// The footer with which the end of a file ends.
+/// The index's entry for the footer, which is the last part of `end`, the last bytes of a file.
 fn footer(end: &[u8]) -> Result<FooterEntry, ParquetError> {
     let footer = footer_at_end(end)?;
     Ok(FooterEntry { bytes: footer.len() as u64, hash: ContentHash::of(footer) })

@@ -1,11 +1,11 @@
-//! A data set in a folder, of which a new version is written.
+//! A data set in a folder, to which a new version is written.
 //!
-//! Everything is written into a hidden folder in it and renamed when all is there, under names that are of
-//! the content: what another version has under such a name is the same. The version's own index comes then,
-//! and `index.json` last, each in one step. So whatever happens, `index.json` is that of a version of which
-//! everything is there; files that a killed process put in place are of no version, until an update writes
-//! the same again or `prune` removes them. The hidden folder goes with the process that wrote it, or, where
-//! that was killed, with the next update or `prune`.
+//! Everything is written into a hidden folder in it and renamed when all is there, under names that depend on the
+//! content: a file of the same name in another version is the same. The version's own index follows, and `index.json`
+//! last, each in one step. So whatever happens, `index.json` belongs to a version that is complete; files that a
+//! killed process put in place belong to no version, until an update writes the same again or `prune` removes them.
+//! The hidden folder is removed by the process that wrote it, or, where that was killed, by the next update or
+//! `prune`.
 //!
 //! One process at a time writes: it holds a lock, which ends with it.
 
@@ -74,7 +74,7 @@ pub(crate) struct UpdatedFolder {
     aside: ScratchFolder,
     /// Names of files that are complete in the hidden folder.
     ready: BTreeSet<String>,
-    /// The files of the version before.
+    /// The files of the previous version.
     there: BTreeSet<String>,
     _lock: WriterLock,
 }
@@ -191,7 +191,7 @@ impl Output for UpdatedFolder {
     fn abandon(self: Box<Self>) {}
 }
 
-/// A moment before a change of the folder: tests look there at what a kill would leave, and let it fail.
+/// A moment before a change of the folder: tests look there at the files that a kill would leave, and let the change fail.
 #[cfg(not(test))]
 fn step() -> std::io::Result<()> {
     Ok(())

@@ -1,8 +1,8 @@
-//! A data set in a store, of which a new version is written.
+//! A data set in a store, to which a new version is written.
 //!
 //! Objects are named by their content, so that several processes may write the same one. `index.json` is
 //! replaced last, and only where it is still the one that the update began with: of two updates of the same
-//! data set at once, one alone succeeds, and the other learns that its version is not the newest. Nothing is
+//! data set at once, only one succeeds, and the other gets an error: its version is not the newest. Nothing is
 //! removed here; before `index.json` is replaced, it is checked that no other process removed a needed object.
 
 use std::{
@@ -98,7 +98,7 @@ impl Output for UpdatedStore {
         self.unpruned.check(&self.folder)?;
         match self.folder.claim(INDEX_FILE, bytes.clone().into(), Some(&self.found)) {
             Ok(Some(_)) => Ok(()),
-            // The store may have done what it did not answer, or what it then refused to do again.
+            // The store may have replaced the index without an answer, and refused to do so again.
             _ if self.is_newest(&bytes) => Ok(()),
             Ok(None) => {
                 let path = self.folder.location().to_string().into();

@@ -1,5 +1,5 @@
-//! Row groups that threads encode ahead, given back in the order in which they come in the data set, with what stands between
-//! them and needs no thread.
+//! Row groups that threads encode ahead, returned in the order of the data set, together with the items between them
+//! that need no thread.
 
 use std::sync::mpsc::Receiver;
 
@@ -25,7 +25,7 @@ pub(crate) struct Ahead<'a, K> {
 }
 
 impl<'a, K> Ahead<'a, K> {
-    /// For threads that do these jobs, of which there are no others, and send what came of them.
+    /// For threads that do these jobs, which are the only ones in the queue, and send the results.
     pub(crate) fn new(jobs: &'a JobQueue, encoded: Receiver<Numbered<Done>>) -> Ahead<'a, K> {
         Ahead { jobs, encoded, items: InOrder::new() }
     }
@@ -45,7 +45,7 @@ impl<'a, K> Ahead<'a, K> {
     /// The next item; none if it has not arrived and at most `most` row groups are outstanding.
     ///
     /// # Errors
-    /// That of a row group that cannot be encoded.
+    /// The error of a row group that cannot be encoded.
     pub(crate) fn next(&mut self, most: u64) -> Result<Option<Next<K>>, PrepareError> {
         loop {
             if let Some(next) = self.items.next() {

@@ -7,11 +7,11 @@ use crate::prepare::{
 /// A file or part that was read.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    /// Of each document in order, in a pass that signs; none for a document left out by lists or filters.
+    /// The signature of each document in order, in a pass that signs; none for a document left out by lists or filters.
     pub signatures: Vec<Option<Signature>>,
     /// [`Digest::value`](super::duplicates::Digest::value) of its texts, where there are two passes.
     pub digest: u64,
-    /// Of each document in order, in a pass that records.
+    /// The record of each document in order, in a pass that records.
     pub documents: Vec<Document>,
     /// Tokens of those that were tokenized or fetched, one document after the other.
     pub tokens: Vec<u32>,
@@ -19,11 +19,11 @@ pub(crate) struct Batch {
     pub lengths: Vec<usize>,
     /// Documents that were tokenized.
     pub tokenized: u64,
-    /// Empty texts, nulls and what is no document.
+    /// Empty texts, nulls and entries that are no documents.
     pub empty: u64,
     pub nulls: u64,
     pub broken: u64,
-    /// The first of what is no document.
+    /// The first entries that are no documents.
     pub named_broken: Vec<BrokenDocument>,
     /// Bytes of the input that were read for it, as far as that is known before the input ends.
     pub read_bytes: u64,
@@ -38,7 +38,7 @@ pub(crate) enum Ended {
     Skipped,
 }
 
-/// Takes what was read, in the order of the stream.
+/// Takes batches, in the order of the stream.
 pub(crate) trait Collect {
     /// Takes the next batch, of an input; one without documents counts too.
     ///

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Numbers what is handed out, and gives back what arrives in the order of these numbers.
+/// Numbers items as they are handed out, and gives back the arriving results in the order of these numbers.
 pub(crate) struct InOrder<T> {
     handed_out: u64,
     given_back: u64,

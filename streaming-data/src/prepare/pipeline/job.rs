@@ -1,7 +1,7 @@
 //! One job of a thread: read and tokenize a text, cut a part off an input, tokenize a part, or
 //! encode a row group.
 //!
-//! A job depends on nothing but its content, so that any thread may do it at any time, and ends
+//! A job depends only on its content, so that any thread may do it at any time, and ends
 //! with a result in any case: a panic of a tokenizer is caught and becomes an error, since the thread that
 //! puts the results in order waits for every one of them.
 
@@ -99,7 +99,7 @@ pub(crate) struct Cutting {
     pub reader: Option<Box<dyn ReadParts>>,
 }
 
-/// A part and what it is charged for.
+/// A part, and the bytes of memory that are charged for it.
 pub(crate) struct PartAtHand {
     pub input: usize,
     pub part: Part,
@@ -297,7 +297,7 @@ fn take_text(
     Ok(())
 }
 
-/// The error that an input is not what it was in the first pass.
+/// The error that an input has changed since the first pass.
 fn changed(path: &Path) -> PrepareError {
     PrepareError::InputChanged { path: path.to_owned() }
 }

@@ -1,6 +1,6 @@
 //! Jobs that wait for a thread.
 //!
-//! Jobs are done in the order in which they come, but for one kind: the thread that cuts parts off an input
+//! Jobs are done in the order in which they come, with one exception: the thread that cuts parts off an input
 //! supplies all others, so cutting the next part goes before everything else. Otherwise the threads would do
 //! all waiting jobs, and then wait for the one that reads.
 

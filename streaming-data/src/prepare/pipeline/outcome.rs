@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
 pub(super) struct PiecesDone {
     tokens: u64,
     bytes: u64,
-    /// How it begins.
+    /// The beginning of the text, as an example.
     example: Option<Example>,
 }
 

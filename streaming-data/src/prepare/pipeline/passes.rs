@@ -36,7 +36,7 @@ pub(crate) fn run_passes(
     let groups = verdicts.groups.take();
     let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
     let mut outcome = make_shards(&tokenizing, output, progress)?;
-    // The second pass looks at what is kept only.
+    // The second pass looks only at kept documents.
     outcome.left_out.excluded = first.left_out.excluded;
     outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
     outcome.left_out.tally.add(&first.left_out.tally);

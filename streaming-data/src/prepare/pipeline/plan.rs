@@ -127,7 +127,7 @@ impl<'a> Plan<'a> {
         Some(reading)
     }
 
-    /// Learns what the check of a piece found; returns whether this is the first bad piece of its
+    /// Takes the result of checking a piece; returns whether this is the first bad piece of its
     /// document.
     ///
     /// # Panics

@@ -88,7 +88,7 @@ struct Assistant<'a> {
     exclusions: Exclusions,
     format: ShardFormat,
     workers: usize,
-    /// Of the pass that compared.
+    /// Verdicts of the pass that compared.
     verdicts: Option<Verdicts>,
 }
 
@@ -171,7 +171,7 @@ impl Assistant<'_> {
     }
 }
 
-/// Reads, while another thread sends process 0 what it takes.
+/// Reads, while another thread sends the batches to process 0.
 fn forward(
     work: &Work<'_>,
     share: Share<'_>,
@@ -214,7 +214,7 @@ fn forward(
     })
 }
 
-/// Sends process 0 what it takes, until there is no more.
+/// Sends messages to process 0, as it takes them, until there are no more.
 fn send_pages(peers: &dyn Peers, backlog: &Backlog, signals: &Signals) -> Result<(), PrepareError> {
     let mut go_on = || signals.go_on();
     loop {

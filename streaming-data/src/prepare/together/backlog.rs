@@ -60,7 +60,7 @@ impl Backlog {
     /// Puts a message in; it never waits.
     ///
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(super) fn push(&self, message: Vec<u8>) -> Result<(), PrepareError> {
         let mut state = self.lock();
         let is_on_disk = state.file.as_ref().is_some_and(|spill| !spill.lengths.is_empty());
@@ -88,7 +88,7 @@ impl Backlog {
     /// Takes the next message out.
     ///
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(super) fn pop(&self, patience: Duration) -> Result<Popped, PrepareError> {
         let has_nothing = |state: &mut State| {
             let is_on_disk = state.file.as_ref().is_some_and(|spill| !spill.lengths.is_empty());

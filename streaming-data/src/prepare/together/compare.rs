@@ -1,7 +1,7 @@
 //! Duplicates across processes: every document's entries go to the processes of their buckets, which find out which documents are
 //! not the first of one, and tell the processes that have read these.
 //!
-//! A document's *rank* stands for it: the number of its input, and its own number in that. Ranks are ordered as documents
+//! A document's *rank* identifies it: the number of its input, and its own number in that. Ranks are ordered as documents
 //! are, in whichever processes they are read, so that the first of a bucket is the same for any number of processes.
 //!
 //! Each process has three threads at this: one reads and sends entries, waiting where the others are slower; one takes what
@@ -73,10 +73,10 @@ pub(super) struct Comparing<'a> {
     pub share: Share<'a>,
 }
 
-/// Process 0's side of the pass: verdicts on what it reads itself, what all did, and how many documents fall.
+/// Process 0's side of the pass: verdicts on the documents that it reads itself, the outcome of all processes, and how many documents fall.
 ///
 /// # Errors
-/// As [`pipeline::run`], that of a temporary file, and [`PrepareError::Parted`].
+/// As [`pipeline::run`], errors of a temporary file, and [`PrepareError::Parted`].
 pub(crate) fn compare_together(
     work: &Work<'_>,
     settings: DedupSettings,
@@ -112,7 +112,7 @@ pub(crate) fn compare_together(
     Ok((verdicts, summary.outcome, summary.dedup))
 }
 
-/// A process's side of the pass: verdicts on what it reads, and what it did.
+/// A process's side of the pass: verdicts on the documents that it reads, and its outcome.
 ///
 /// # Errors
 /// As [`compare_together`].
@@ -133,7 +133,7 @@ pub(super) fn compare(
 /// Process 0's side of a pass in which all compare documents whose records it has: verdicts on these, by their numbers.
 ///
 /// # Errors
-/// That of a temporary file, and [`PrepareError::Parted`].
+/// Errors of a temporary file, and [`PrepareError::Parted`].
 pub(crate) fn judge_records(
     peers: &dyn Peers,
     (settings, reporting): (DedupSettings, Reporting),
@@ -188,7 +188,7 @@ pub(super) fn judge_for_others(
     send_groups(peers, verdicts.groups, &mut || ask(progress, Progress::default()))
 }
 
-/// Compares what `read` gives to what it is handed, on a thread of its own.
+/// Compares the documents that `read` signs, while it runs on a thread of its own.
 fn compare_what(
     read: impl FnOnce(&mut Signing<'_>, &mut Report<'_>) -> Result<Outcome, PrepareError> + Send,
     comparing: Comparing<'_>,
@@ -250,7 +250,7 @@ fn compare_what(
 struct Judging {
     /// Documents before each of its inputs, once that began.
     before: Vec<u64>,
-    /// Documents of all its inputs of which entries may have been sent.
+    /// Documents of all its inputs whose entries may have been sent.
     documents: u64,
     found: Found,
 }

@@ -18,13 +18,13 @@ const REJECTED: u8 = 2;
 const COPY: u8 = 3;
 const NEAR_COPY: u8 = 4;
 
-/// Binary digits of what a process may count in a pass: sums over all processes have more.
+/// Binary digits of a process's count in a pass, at most: sums over all processes have more.
 const DIGITS: u32 = 52;
 
 /// The longest path of an example, in bytes.
 const LONGEST_PATH: usize = 1 << 16;
 
-/// Appends what was counted.
+/// Appends the counts.
 pub(super) fn write_tally(packet: &mut Packet, tally: &Tally) {
     packet.number(tally.verdicts.len() as u64);
     for (verdict, of_verdict) in &tally.verdicts {

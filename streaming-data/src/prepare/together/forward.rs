@@ -1,4 +1,4 @@
-//! Sends process 0 what a process reads of its own inputs.
+//! Sends the batches of a process's own inputs to process 0.
 
 use std::ops::ControlFlow;
 
@@ -92,7 +92,7 @@ impl Collect for Forward<'_> {
         let number = self.share.numbers[input];
         let first = match batch.lengths.is_empty() {
             true => batch.tokens.len().min(MESSAGE_TOKENS),
-            // Documents that stand alone stay together.
+            // Documents that were fetched one by one stay together.
             false => batch.tokens.len(),
         };
         let others = batch.tokens.split_off(first);

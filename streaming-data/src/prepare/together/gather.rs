@@ -24,7 +24,7 @@ use crate::prepare::{
 
 pub(crate) type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
-/// As [`pipeline::run`] with a collector, over all processes. The collector takes what they read, input after input, on this
+/// As [`pipeline::run`] with a collector, over all processes. The collector takes the batches of all, input after input, on this
 /// thread.
 ///
 /// # Errors
@@ -103,11 +103,11 @@ pub(crate) fn ask(progress: &mut Report<'_>, position: Progress) -> Result<(), P
 /// Messages between the threads of a process.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
-    /// Nothing more is wanted.
+    /// Whether the threads are to stop.
     pub is_stopped: AtomicBool,
-    /// The thread that reads is at its end.
+    /// Whether the thread that reads has ended.
     pub has_ended: AtomicBool,
-    /// And all was well.
+    /// Whether that thread has read everything without an error.
     pub is_read: AtomicBool,
 }
 

@@ -209,7 +209,7 @@ pub(super) fn dismiss(peers: &dyn Peers) {
 /// Tells all others what to do in a pass.
 ///
 /// # Errors
-/// [`PrepareError::Parted`], or that of `go_on`.
+/// [`PrepareError::Parted`], or the error of `go_on`.
 pub(super) fn give_orders(
     peers: &dyn Peers,
     pass: Pass<'_>,
@@ -226,7 +226,7 @@ pub(super) fn give_orders(
     Ok(())
 }
 
-/// Sends a process what is wanted of its inputs: at most as many messages as there is room for wait for it.
+/// Sends a process the wanted documents of its inputs: at most as many messages as there is room for wait for it.
 fn send_wanted(
     peers: &dyn Peers,
     to: usize,
@@ -257,7 +257,7 @@ impl PassOrder {
     /// Receives the wanted documents, which follow an order in messages of their own.
     ///
     /// # Errors
-    /// [`PrepareError::Message`], [`PrepareError::Parted`], or that of `go_on`.
+    /// [`PrepareError::Message`], [`PrepareError::Parted`], or the error of `go_on`.
     pub(super) fn complete(
         &mut self,
         peers: &dyn Peers,

@@ -9,7 +9,7 @@ pub(super) struct Packet {
 }
 
 impl Packet {
-    /// One that begins with a byte that says what it is.
+    /// A message that begins with a byte for its kind.
     pub(super) fn of(kind: u8) -> Packet {
         Packet { bytes: vec![kind] }
     }
@@ -41,7 +41,7 @@ impl Packet {
         self.bytes.len()
     }
 
-    /// What was written; what follows is another message.
+    /// Takes the bytes of the message; the next one begins.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -69,7 +69,7 @@ impl<'a> Unpacked<'a> {
         self.left.len()
     }
 
-    /// The error that it is not what it should be.
+    /// The error that the message is malformed.
     pub(super) fn wrong(&self) -> PrepareError {
         PrepareError::Message { process: self.process }
     }

@@ -1,5 +1,5 @@
-//! The messages in which a process sends process 0 what it has read: pages of batches and ends of inputs, and
-//! in the end a summary.
+//! The messages from a process to process 0 about its inputs: pages of batches, ends of inputs, and in the end a
+//! summary.
 
 use super::{
     counts::{read_tally, write_tally},
@@ -27,7 +27,7 @@ const SUMMARY: u8 = 3;
 /// A page is sent at this number of bytes.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// Binary digits of what a batch may count, and of what a process may in a pass: sums over all batches and processes have more.
+/// Binary digits of the counts of a batch, and of a process in a pass, at most: sums over all batches and processes have more.
 const BATCH_DIGITS: u32 = 40;
 const PASS_DIGITS: u32 = 52;
 

@@ -56,7 +56,7 @@ pub(super) type GoOn<'a> = dyn FnMut() -> Result<(), PrepareError> + 'a;
 /// Sends a message, and asks now and then whether to go on.
 ///
 /// # Errors
-/// [`PrepareError::Parted`], or that of `go_on`.
+/// [`PrepareError::Parted`], or the error of `go_on`.
 pub(super) fn send(
     peers: &dyn Peers,
     to: usize,
@@ -86,7 +86,7 @@ pub(super) fn wait_for_end(peers: &dyn Peers, go_on: &mut GoOn<'_>) -> PrepareEr
 /// The next message of some processes; asks whether to go on while none comes.
 ///
 /// # Errors
-/// [`PrepareError::Parted`], or that of `go_on`.
+/// [`PrepareError::Parted`], or the error of `go_on`.
 pub(super) fn receive(
     peers: &dyn Peers,
     from: &[usize],

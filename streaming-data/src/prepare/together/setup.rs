@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     pub dedup: Dedup,
     pub dedup_memory_bytes: u64,
     pub reporting: Reporting,
-    /// The list of what is left out, the folder in which its paths begin, and its identity.
+    /// The list of documents to leave out, the folder in which its paths begin, and its identity.
     exclude: Option<(Vec<u8>, Option<Vec<u8>>, ContentHash)>,
     /// Tokens of a row; none of documents, and within it none where no row is known.
     row_tokens: Option<Option<usize>>,
@@ -77,10 +77,10 @@ impl Setup {
         DedupSettings { dedup: self.dedup, memory_bytes: self.dedup_memory_bytes }
     }
 
-    /// The list of what is left out, opened by process `process`.
+    /// The list of documents to leave out, opened by process `process`.
     ///
     /// # Errors
-    /// [`PrepareError::OtherProcess`] for another list, and that of the operating system.
+    /// [`PrepareError::OtherProcess`] for another list, and errors of the operating system.
     pub(super) fn open_exclusions(&self, process: usize) -> Result<Exclusions, PrepareError> {
         let Some((path, base, expected)) = &self.exclude else { return Ok(Exclusions::default()) };
         let base = base.as_deref().map(path_of_bytes);
@@ -120,7 +120,7 @@ fn other(
     PrepareError::OtherProcess { process, what, found, expected }
 }
 
-/// Tells all others what is to be done, if there are others.
+/// Sends the setup to all other processes, if there are any.
 ///
 /// # Errors
 /// [`PrepareError::Parted`].

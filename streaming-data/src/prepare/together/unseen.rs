@@ -1,5 +1,5 @@
-//! Inputs that a process cannot read: process 0 looks whether it can. What it cannot read either is what it would be to one
-//! process, and otherwise the processes do not have the same inputs.
+//! Inputs that a process cannot read: process 0 tries to read them. An input that it cannot read either is treated as with one
+//! process; otherwise the processes do not have the same inputs.
 
 use std::{
     fs::{self, File},
@@ -106,7 +106,7 @@ impl Unseen {
     /// Looks on process 0 whether that can read what `process` cannot.
     ///
     /// # Errors
-    /// [`PrepareError::InputUnseen`] where it can; otherwise that of one process which cannot read it, unless it is skipped.
+    /// [`PrepareError::InputUnseen`] where it can; otherwise the error of one process which cannot read it, unless it is skipped.
     pub(super) fn look(self, process: usize) -> Result<(), PrepareError> {
         let Unseen { path, words, need } = self;
         match need {

@@ -4,7 +4,7 @@
 //! model on a laptop. Its `tokenizer.json` says the same in the words of Hugging Face tokenizers:
 //! byte-level BPE without merges, in which the character that GPT-2 writes for byte `b` has id
 //! `b`. One difference is theirs to make: they read the names of special tokens inside a text
-//! (`<|endoftext|>`) as these tokens, where this tokenizer sees nothing but bytes.
+//! (`<|endoftext|>`) as these tokens, where this tokenizer sees only bytes.
 
 use super::tokenize::{Pieces, Tokenize, TokenizeError};
 

@@ -33,7 +33,7 @@ pub(crate) enum Rows {
 }
 
 impl Cut {
-    /// Tokens from the beginning of a row to that of the next.
+    /// Tokens from the beginning of a row to the beginning of the next.
     pub(crate) fn stride(&self) -> usize {
         match self.rows {
             Rows::Overlapping => self.seq_len,
@@ -111,7 +111,7 @@ impl Packer {
     }
 
     /// Ends the shard: the last row group, if rows are left for one, and the tokens that are in no row. The
-    /// next begins with rows of its own, without what is in this one.
+    /// next begins with rows of its own, without tokens of this one.
     pub(crate) fn end_shard(&mut self) -> (Option<RowGroup>, Vec<u32>) {
         let row_group = self.cut_off_rest();
         let has_rows = self.shard_samples > 0;
@@ -140,7 +140,7 @@ impl Packer {
         }
     }
 
-    /// Makes a row group of what is left, if it is enough for one.
+    /// Makes a row group of the remaining tokens, if there are enough for one.
     fn cut_off_rest(&mut self) -> Option<RowGroup> {
         let samples = self.tokens.len().saturating_sub(self.cut.overlap()) / self.cut.stride();
         (samples > 0).then(|| {

@@ -13,7 +13,7 @@ pub type TokenizeError = Box<dyn Error + Send + Sync>;
 pub enum Pieces {
     /// Only the whole document gives the right tokens: it is held in memory whole.
     Whole,
-    /// The tokens of a text are those of its pieces one after the other, wherever it is cut
+    /// The tokens of a text are the tokens of its pieces one after the other, wherever the text is cut
     /// between two characters: a document of any size is read in bounded pieces.
     AtCharacters,
 }

@@ -11,7 +11,7 @@ pub(crate) struct Vocabulary<'a> {
 }
 
 impl<'a> Vocabulary<'a> {
-    /// For these settings and what the inputs hold.
+    /// The vocabulary for these settings and the content of the inputs.
     ///
     /// # Errors
     /// [`PrepareError::Setting`].

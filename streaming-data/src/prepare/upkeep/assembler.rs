@@ -1,6 +1,6 @@
 //! The second pass: kept documents in order become shards, and all records parts of the state.
 //!
-//! A shard follows one of the version before as long as it has the same documents from the first on; where
+//! A shard follows one of the previous version as long as it has the same documents from the first on; where
 //! it has them all, that shard stays. Otherwise tokens are taken out of the shards before, or come from
 //! texts that were read for them.
 
@@ -23,11 +23,11 @@ use crate::{
     },
 };
 
-/// What comes next.
+/// A step of assembling a version.
 pub(crate) enum Step<'a> {
     /// Rows to encode.
     Rows(RowGroup),
-    /// A shard of the version before, which is the next.
+    /// A shard of the previous version, which is the next.
     Keep(&'a ShardEntry),
     /// The bytes of a part of the state.
     Part(Vec<u8>),
@@ -51,7 +51,7 @@ pub(crate) struct Assembler<'a> {
     tokens: u64,
     /// The part that the current shard follows.
     following: Option<usize>,
-    /// Tokens of a version before that are to be packed: a part, from one to before another.
+    /// Tokens of the previous version that are to be packed: a part, the first token, and the end.
     splices: VecDeque<(usize, u64, u64)>,
     /// Whether the current shard ends here.
     ends: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Assembler<'a> {
     out: VecDeque<Step<'a>>,
     is_over: bool,
     pub totals: Totals,
-    /// What became of all documents, where a report is asked for, and how many inputs began.
+    /// Counts of all documents by outcome, where a report is asked for; `inputs` counts the inputs that began.
     pub tally: Option<Tally>,
     inputs: usize,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Totals {
     pub tokens: u64,
     /// Tokens in no row.
     pub dropped_tokens: u64,
-    /// Shards of the version before that stay.
+    /// Shards of the previous version that stay.
     pub kept_shards: u64,
 }
 
@@ -106,10 +106,10 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// What comes next; `fetch` gives tokens of documents that have none yet.
+    /// The next step; `fetch` gives tokens of documents that have none yet.
     ///
     /// # Errors
-    /// What is wrong with the version before, and the errors of a temporary file and of `fetch`.
+    /// The errors of reading the previous version, of a temporary file and of `fetch`.
     pub(crate) fn next(&mut self, fetch: &mut Fetch<'_>) -> Result<Step<'a>, PrepareError> {
         loop {
             if let Some(step) = self.out.pop_front() {
@@ -181,7 +181,7 @@ impl<'a> Assembler<'a> {
             }
             None => {
                 self.follow(None);
-                // What is spliced stands before it.
+                // Spliced tokens come before it.
                 while let Some((part, from, end)) = self.splices.pop_front() {
                     self.splice(part, from, end)?;
                 }
@@ -277,13 +277,13 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// Shards of the version before that were read.
+    /// Shards of the previous version that were read.
     pub(crate) fn opened_shards(&self) -> u64 {
         self.former.as_ref().map_or(0, FormerShards::opened)
     }
 }
 
-/// What becomes of a document, by its number; a kept one has no tokens yet.
+/// The fate of the document with this number; of a kept document the tokens are not counted yet.
 pub(crate) fn fate(verdicts: Option<&Verdicts>, number: u64, document: &Document) -> Fate {
     match (&document.judged, verdicts) {
         (Judged::Excluded | Judged::Rejected(_), _) => Fate::Open,

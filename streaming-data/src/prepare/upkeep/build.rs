@@ -58,7 +58,7 @@ use crate::{
 /// Whether an input that looks as before is read all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verify {
-    /// It is not.
+    /// Inputs that look unchanged are not read.
     #[default]
     No,
     /// Everything is read and compared.
@@ -70,7 +70,7 @@ pub(crate) struct Upkeep<'a> {
     pub settings: StoredSettings,
     pub tokenizer: ContentHash,
     pub dedup: DedupSettings,
-    /// The version before, if there is one, and what inputs looked like then.
+    /// The previous version, if there is one, and what inputs looked like then.
     pub former: Option<(&'a Version, Seen)>,
     pub verify: Verify,
     /// Not later than the inputs were found.
@@ -88,7 +88,7 @@ type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 /// Builds all files but the index.
 ///
 /// # Errors
-/// As [`prepare`](crate::prepare::prepare()), and what is wrong with the version before.
+/// As [`prepare`](crate::prepare::prepare()), and the errors of reading the previous version.
 pub(crate) fn build(
     work: Work<'_>,
     upkeep: Upkeep<'_>,
@@ -185,7 +185,7 @@ pub(crate) fn build(
         outcome.groups = groups.map(|groups| groups.report(compared));
         outcome.difference = match former {
             None => None,
-            // It is the same version, which says what the update changed that made it.
+            // It is the same version: it has the changes by the update that made it.
             Some(former) if former.is_of(&state, &outcome.shards) => change_before,
             Some(former) => {
                 let verdicts = verdicts.as_ref();
@@ -299,7 +299,7 @@ fn assemble(
         let built = assembly.run(assembler);
         // Where all is built, that thread is at its end.
         is_stopped.store(built.is_err(), Ordering::Relaxed);
-        // A panic of that thread is one of this program: those of tokenizers are caught.
+        // A panic of that thread is a bug of this program: panics of tokenizers are caught.
         let fetched = fetch.join().expect("what reads texts does not panic");
         match (built, fetched) {
             // It waited in vain for texts.
@@ -323,7 +323,7 @@ struct Assembly<'a> {
     work: &'a Work<'a>,
     former: Option<&'a Version>,
     writer: ShardWriter<'a>,
-    /// Between row groups there are shards of the version before.
+    /// Between row groups there are shards of the previous version.
     items: Ahead<'a, &'a ShardEntry>,
     batches: Receiver<Batch>,
     batch: Batch,
@@ -419,12 +419,12 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Continues after a shard of the version before.
+    /// Continues after a shard of the previous version.
     fn keep(&mut self, shard: &ShardEntry) -> Result<(), PrepareError> {
         let former = self.former.expect("a shard that is kept is of a version before");
         let file = self.writer.next_name(shard.hash)?;
         if !former.index.shards.iter().any(|shard| shard.file == file) {
-            // The same content stands more often than before.
+            // The same content occurs more often than before.
             let content = former.read_shard(shard)?;
             self.writer.output().put(&file, content)?;
         }
@@ -449,7 +449,7 @@ impl<'a> Assembly<'a> {
 }
 
 impl Outcome {
-    /// What was done in all, where texts were read for records first and for tokens then.
+    /// The outcome of both passes, where texts were read first for records and then for tokens.
     fn in_all(
         self,
         recorded: Outcome,

@@ -24,7 +24,7 @@ pub(super) struct Copies {
 
 impl Copies {
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(super) fn new() -> Result<Copies, PrepareError> {
         Ok(Copies { file: tempfile::tempfile().map_err(failed)?, parts: Vec::new() })
     }
@@ -48,7 +48,7 @@ impl Copies {
     /// The bytes of a part.
     ///
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(super) fn read(&self, part: usize) -> Result<Vec<u8>, PrepareError> {
         let Range { start, end } = self.parts[part];
         let read = || -> io::Result<Vec<u8>> {

@@ -1,8 +1,8 @@
 //! A data set that follows its inputs: updates for as long as it is asked, where there is something to do.
 //!
-//! Between updates no more is looked at than names, sizes and times of the inputs and of the list of exclusions.
-//! So what changes nothing costs a listing; an update reads the state, a fraction of a second for a million
-//! documents, and works on what is new alone.
+//! Between updates, only names, sizes and times of the inputs and of the list of exclusions are looked at.
+//! So as long as nothing changes, a call costs a listing; an update reads the state, a fraction of a second for a
+//! million documents, and works only on what is new.
 
 use std::{
     fs,
@@ -42,13 +42,13 @@ pub struct Follow {
     settings: UpdateSettings,
     /// The settings of the data set, once they were read.
     asked: Option<PrepareSettings>,
-    /// What the newest version was made of, as far as looks tell.
+    /// Looks of the inputs of the newest version; `None` where looks do not tell whether inputs change.
     made_of: Option<Looks>,
-    /// Inputs that could not be read: that one can be changes no look.
+    /// Inputs that could not be read: their looks do not change when they can be read again.
     unreadable: Vec<PathBuf>,
 }
 
-/// What inputs look like, and what is in their folders but can be none.
+/// Looks of the inputs, and paths in their folders that can be no inputs.
 #[derive(Debug, PartialEq, Eq)]
 struct Looks {
     inputs: Vec<(PathBuf, Look)>,
@@ -57,7 +57,7 @@ struct Looks {
 }
 
 impl Follow {
-    /// Of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
+    /// Follows the inputs of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
     pub fn new(settings: UpdateSettings) -> Follow {
         Follow { settings, asked: None, made_of: None, unreadable: Vec::new() }
     }
@@ -107,7 +107,7 @@ fn asked_of(settings: &UpdateSettings) -> Result<PrepareSettings, PrepareError> 
     Ok(version.state.settings.settings(settings))
 }
 
-/// What the inputs look like; none where that does not tell whether they change.
+/// The looks of the inputs; `None` where the look of one does not tell whether it changes.
 fn looks(asked: &PrepareSettings) -> Result<Option<Looks>, PrepareError> {
     let now = SystemTime::now();
     let mut found = find_inputs(&asked.inputs, &asked.glob)?;

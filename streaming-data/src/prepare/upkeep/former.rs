@@ -1,4 +1,4 @@
-//! What the version before says of inputs and documents, so that they need not be read again.
+//! The previous version's records of inputs and documents, which save reading them again.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,10 +12,10 @@ use crate::prepare::PrepareError;
 /// Records that are read between two questions whether to go on.
 const RECORDS_AT_ONCE: u64 = 1 << 12;
 
-/// What lists and filters said of texts, by the hashes of these.
+/// Verdicts of lists and filters on texts, by the hashes of the texts.
 pub(crate) type Known = HashMap<u128, Judged>;
 
-/// Where tokens of texts are, by the hashes of these.
+/// Where the tokens of texts are, by the hashes of the texts.
 pub(crate) type Places = HashMap<u128, VecDeque<Origin>>;
 
 /// The records of a version, with the places of tokens.
@@ -46,10 +46,10 @@ impl<'a> FormerRecords<'a> {
         FormerRecords { records: version.records(), part: 0, offset: 0 }
     }
 
-    /// The next record, and of a document that was kept, where its tokens are.
+    /// The next record; for a kept document, also where its tokens are.
     ///
     /// # Errors
-    /// What is wrong with the state.
+    /// The errors of reading the state.
     pub(crate) fn next(&mut self) -> Result<Option<(Record, Option<Origin>)>, PrepareError> {
         let Some((part, record)) = self.records.next()? else { return Ok(None) };
         if part != self.part {
@@ -68,7 +68,7 @@ impl FormerInputs {
     /// The records of a version; `go_on` is asked now and then.
     ///
     /// # Errors
-    /// What is wrong with the state, or that of `go_on`.
+    /// The errors of reading the state, and of `go_on`.
     pub(crate) fn of(
         version: &Version,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
@@ -105,7 +105,7 @@ impl FormerInputs {
 /// are gone, whose documents may be elsewhere now. `go_on` is asked now and then.
 ///
 /// # Errors
-/// What is wrong with the state, or that of `go_on`.
+/// The errors of reading the state, and of `go_on`.
 pub(crate) fn known_texts(
     version: &Version,
     is_read: impl Fn(&[u8]) -> bool,

@@ -1,4 +1,4 @@
-//! Tokens of documents out of the shards of the version before.
+//! Tokens of documents out of the shards of the previous version.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ pub(crate) struct FormerShards<'a> {
     /// Tokens of each part.
     part_tokens: &'a [u64],
     reuse: Reuse,
-    /// What was read last.
+    /// The part whose tokens in no row were read last, with these tokens; then the part and row group read last.
     tail: Option<(usize, Vec<u32>)>,
     group: Option<((usize, usize), Vec<u32>)>,
     opened: BTreeSet<usize>,
@@ -61,7 +61,7 @@ impl<'a> FormerShards<'a> {
     /// Tokens of a part that are in no row.
     ///
     /// # Errors
-    /// What is wrong with the state.
+    /// The errors of reading the state.
     pub(crate) fn tail(&mut self, part: usize) -> Result<&[u32], PrepareError> {
         if self.tail.as_ref().is_none_or(|(at, _)| *at != part) {
             self.tail = Some((part, self.version.part(part)?.tail));
@@ -69,11 +69,11 @@ impl<'a> FormerShards<'a> {
         Ok(&self.tail.as_ref().expect("it was just read").1)
     }
 
-    /// Appends some tokens of a part, as they stood in the stream, from one on: all up to `end`, or as many as
+    /// Appends tokens of a part, in the order of the stream, starting at one of them: all up to `end`, or as many as
     /// one row group has.
     ///
     /// # Errors
-    /// What is wrong with the shard or the state.
+    /// The errors of reading the shard or the state.
     pub(crate) fn read(
         &mut self,
         part: usize,

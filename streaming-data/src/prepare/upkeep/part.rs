@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 28;
 /// The end of the name of a part.
 pub(crate) const PART_SUFFIX: &str = "part";
 
-/// A part that was opened: its bytes are what they should be.
+/// A part that was opened, and whose bytes agree with their hash.
 #[derive(Debug)]
 pub(crate) struct Part {
     /// Tokens that are in no row.
@@ -41,7 +41,7 @@ pub(crate) fn sealed(content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a file of the state holds; `path` is what errors name.
+/// The content of a file of the state, without its header; errors name the file as `path`.
 ///
 /// # Errors
 /// [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`].

@@ -39,7 +39,7 @@ pub struct PruneReport {
     pub bytes: u64,
 }
 
-/// Removes all but the newest versions of a data set, and what no version has.
+/// Removes all but the newest versions of a data set, and files that belong to no version.
 ///
 /// Only files are removed that an update or a preparation wrote: files that a version lists, and files whose
 /// name is the hash of their content. In a store a version that was written after the newest one stays too: an
@@ -48,7 +48,7 @@ pub struct PruneReport {
 /// # Errors
 /// [`PrepareError::NotUpdatable`] for a data set without versions, [`PrepareError::UpdateRunning`] in a folder,
 /// [`PrepareError::UpdateOvertaken`] where another process prunes the same data set in a store,
-/// what is wrong with an index or the state of a version that is kept, and [`PrepareError::Data`] where something
+/// the errors of reading an index or the state of a version that is kept, and [`PrepareError::Data`] where something
 /// cannot be read or removed. Whatever is there is complete all the same.
 pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, PrepareError> {
     let location = Location::of_path(data_set)?;
@@ -56,7 +56,7 @@ pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, Prepare
         return prune_in_store(&RemoteFolder::open(location, &StoreSettings::default())?, keep);
     };
     let files = Files::Local(folder);
-    // What is no updatable data set is left as it is.
+    // A folder without an updatable data set is left as it is.
     versions(&files)?;
     let _lock = WriterLock::take(folder)?;
     remove_unfinished(folder);
@@ -80,8 +80,8 @@ pub fn prune_in_store(
     Ok(report)
 }
 
-/// The versions, of which there is one at least. What they say of files is what decides which are removed: an index of which a
-/// byte is another would cost a version its files.
+/// The versions, at least one. They decide which files are removed: an index with one wrong byte would cost a version its
+/// files.
 fn versions(files: &Files<'_>) -> Result<Vec<Version>, PrepareError> {
     let versions = files.versions()?;
     let Some(newest) = versions.first() else {
@@ -155,7 +155,7 @@ fn remove(
         removed: removed.iter().map(|version| version.fingerprint).collect(),
         ..PruneReport::default()
     };
-    // Indexes first: what is killed then leaves no version without its files.
+    // Indexes first: after a kill no version is without its files.
     for inside in [VERSIONS_FOLDER, "", STATE_FOLDER] {
         for (name, bytes) in named_by_content(files, inside)? {
             if wanted.contains(&name) || !(listed.contains(&name) || files.is_own(&name)?) {

@@ -1,8 +1,8 @@
-//! What is known of inputs and their documents once their texts are gone, and its bytes.
+//! Records of inputs and their documents, which are kept when the texts are gone, and their bytes.
 //!
-//! Records come in the order of the stream: an input begins, its documents follow, it ends. What shifts
-//! when something is inserted stands in none of them: a document's place is told by its distance from
-//! the one before, so that one line more changes one record and the end of its input.
+//! Records come in the order of the stream: an input begins, its documents follow, it ends. No record has a number
+//! that shifts when something is inserted: the place of a document is written as its distance from the document
+//! before, so that one line more changes one record and the end of its input.
 
 use std::{
     io::{self, ErrorKind, Read},
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::prepare::choose::duplicates::{BANDS, Signature};
 
-/// One thing in the order of the stream.
+/// A record of the stream: the beginning of an input, a document, or the end of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Record {
     /// An input begins: the bytes of its path.
@@ -55,16 +55,16 @@ pub(crate) enum Fate {
     Copy,
     /// It is a near copy of another.
     NearCopy,
-    /// It is not known, or lists and filters decided.
+    /// Not known, or lists and filters decided.
     Open,
 }
 
-/// What an input was, all in all.
+/// Totals of an input: its size, and its documents by digest and counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InputEnd {
-    /// Its size.
+    /// Size of the input.
     pub bytes: u64,
-    /// [`SourceDigest`] of its documents.
+    /// [`SourceDigest`] of the input's documents.
     pub digest: u128,
     pub documents: u64,
     pub empty: u64,
@@ -76,7 +76,7 @@ pub(crate) struct InputEnd {
 /// How far an input was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WasRead {
-    /// To its end.
+    /// The input was read to its end.
     Whole,
     /// It could not be read, or not to its end.
     InPart,
@@ -120,7 +120,7 @@ const KIND_BITS: u8 = 7;
 const FATE_SHIFT: u8 = 3;
 const FATE_BITS: u8 = 3;
 const HAS_SIGNATURE: u8 = 1 << 5;
-/// The hash of the signature is that of the source.
+/// The hash of the signature equals the hash of the source.
 const SAME_AS_SOURCE: u8 = 1 << 6;
 const HAS_BANDS: u8 = 1 << 7;
 
@@ -130,9 +130,9 @@ const LONGEST: u64 = 1 << 20;
 /// Values of earlier records to which a record refers.
 #[derive(Debug, Default)]
 struct Context {
-    /// Of the document before in its input.
+    /// Place of the document before, in the same input.
     place: u64,
-    /// Of the input before in the part.
+    /// Path of the input before, in the same part.
     path: Vec<u8>,
     /// In the order in which they come up in the part.
     rules: Vec<Arc<str>>,
@@ -239,13 +239,13 @@ impl RecordWriter {
         self.bytes.push(number as u8);
     }
 
-    /// Takes what was written; what follows is of the next part.
+    /// Takes the written bytes; the records that follow are in the next part.
     pub(crate) fn take_part(&mut self) -> Vec<u8> {
         self.context.next_part();
         std::mem::take(&mut self.bytes)
     }
 
-    /// Takes what was written; what follows is of the same part.
+    /// Takes the written bytes; the records that follow are in the same part.
     pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -263,7 +263,7 @@ pub(crate) struct RecordReader {
 }
 
 impl RecordReader {
-    /// What follows is of the next part.
+    /// Starts the next part: the records read from here on belong to it.
     pub(crate) fn next_part(&mut self) {
         self.context.next_part();
     }
@@ -271,7 +271,7 @@ impl RecordReader {
     /// The next record; none at the end of the bytes.
     ///
     /// # Errors
-    /// That of reading, or [`ErrorKind::InvalidData`] for bytes that are no records.
+    /// Errors of reading, or [`ErrorKind::InvalidData`] for bytes that are no records.
     pub(crate) fn read(&mut self, bytes: &mut impl Read) -> io::Result<Option<Record>> {
         let mut tag = [0];
         if bytes.read(&mut tag)? == 0 {

@@ -25,21 +25,21 @@ use crate::{
     },
 };
 
-/// An input, and where its records come from.
+/// An input, and the source of its records.
 pub(crate) struct Listed<'a> {
     pub input: &'a Input,
     pub look: Option<Look>,
-    /// The digest that it has as far as its look tells.
+    /// Digest of its documents in the previous version, where the look says that they are unchanged.
     pub told: Option<u128>,
     pub source: Source,
 }
 
-/// Where the records of an input come from.
+/// The source of an input's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// It is read.
     Input,
-    /// It is as it was in the version before.
+    /// It is as it was in the previous version.
     Former,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Recorder<'a> {
     counts: Counts,
 }
 
-/// What the version before says.
+/// The previous version's verdicts on texts, records and places of tokens.
 pub(crate) struct Past<'a> {
     /// The known facts on texts of that version.
     pub known: &'a Known,
@@ -78,8 +78,8 @@ pub(crate) struct Counts {
     pub broken: u64,
     /// Documents of inputs that were read.
     pub read: u64,
-    /// Those of them that filters rejected, by the first rule that each broke, but for texts of which that was known before:
-    /// a process that does not know them judges them anew.
+    /// Documents of these inputs that filters rejected, by the first rule that each broke. Texts whose verdict was known
+    /// before are not counted; a process that does not know the verdicts judges them again.
     pub rejected: BTreeMap<Rule, u64>,
     /// Inputs that changed although they look as before.
     pub unnoticed: Vec<PathBuf>,
@@ -96,7 +96,7 @@ struct Begun {
 
 impl<'a> Recorder<'a> {
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn new(
         listed: &'a [Listed<'a>],
         exclusions: &'a Exclusions,
@@ -122,7 +122,7 @@ impl<'a> Recorder<'a> {
     /// Takes over the unread inputs after the last input, and ends.
     ///
     /// # Errors
-    /// What is wrong with the state, or that of a temporary file.
+    /// The errors of reading the state, and of a temporary file.
     pub(crate) fn finish(
         mut self,
     ) -> Result<(Spool, Option<Collector>, Seen, Counts), PrepareError> {

@@ -1,7 +1,7 @@
-//! What inputs looked like when they were read: one that looks the same is not read again.
+//! Looks of inputs when they were read: an input with the same look is not read again.
 //!
-//! This is no part of what a data set is: it says nothing but that a file of this size and time had these
-//! documents. So it is a file of its own, which no version names; without it everything is read.
+//! The looks are no part of a data set's content: they only say that a file of this size and time had these
+//! documents. So they have a file of their own, which no version names; without it all inputs are read.
 //!
 //! A file that changed shortly before it was looked at could change once more and keep its time. Such times
 //! are not noted, so that the next update reads the file.
@@ -17,7 +17,7 @@ use super::{
     record::{RecordWriter, number},
 };
 
-/// Its name, in the folder of the state.
+/// Name of the file of looks, in the folder of the state.
 pub(crate) const SEEN_FILE: &str = "seen";
 
 /// File systems tell times in steps of up to two seconds.
@@ -74,7 +74,7 @@ impl Seen {
         sealed(&content)
     }
 
-    /// What the bytes say; nothing where they are damaged or of another version.
+    /// The looks in the bytes; none where the bytes are damaged or of another version.
     pub(crate) fn from_bytes(bytes: &[u8], path: &Path) -> Seen {
         let entries = unsealed(bytes, path).map(entries);
         match entries {

@@ -9,12 +9,12 @@ use std::{
 use super::record::{Record, RecordReader, RecordWriter, number};
 use crate::prepare::PrepareError;
 
-/// Where the tokens of a document are in the version before.
+/// Where the tokens of a document are in the previous version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The part, and the shard of it.
     pub part: usize,
-    /// Tokens of the part before them.
+    /// Tokens of the part before these.
     pub offset: u64,
     pub tokens: u64,
 }
@@ -41,7 +41,7 @@ pub(crate) struct SpoolReader<'a> {
 
 impl SpoolWriter {
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn new() -> Result<SpoolWriter, PrepareError> {
         let file = tempfile::tempfile().map_err(failed)?;
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
@@ -49,7 +49,7 @@ impl SpoolWriter {
     }
 
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(crate) fn push(
         &mut self,
         record: &Record,
@@ -67,7 +67,7 @@ impl SpoolWriter {
     }
 
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(crate) fn finish(self) -> Result<Spool, PrepareError> {
         let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
         Ok(Spool { file })
@@ -76,7 +76,7 @@ impl SpoolWriter {
 
 impl Spool {
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(crate) fn read(&mut self) -> Result<SpoolReader<'_>, PrepareError> {
         self.file.rewind().map_err(failed)?;
         let bytes = BufReader::with_capacity(BUFFER_BYTES, &self.file);
@@ -88,7 +88,7 @@ impl SpoolReader<'_> {
     /// The next record; none at the end.
     ///
     /// # Errors
-    /// That of the temporary file.
+    /// Errors of the temporary file.
     pub(crate) fn next(&mut self) -> Result<Option<(Record, Option<Origin>)>, PrepareError> {
         self.next_record().map_err(failed)
     }

@@ -86,7 +86,7 @@ impl Methods {
 }
 
 impl Methods {
-    /// Whether what they say of a document is what this program says.
+    /// Whether they give the same results for a document as this program's methods.
     pub(crate) fn agree_on_documents(&self) -> bool {
         let own = Methods::own();
         self.words == own.words && self.signatures == own.signatures
@@ -94,7 +94,7 @@ impl Methods {
 }
 
 impl State {
-    /// That of a data set which is written now.
+    /// The state of a data set which is written now.
     pub(crate) fn new(
         settings: StoredSettings,
         tokenizer: ContentHash,
@@ -110,7 +110,7 @@ impl State {
         bytes
     }
 
-    /// What an index says of a state of these bytes.
+    /// The index's entry for a state of these bytes: the file's name and the hash.
     pub(crate) fn entry(bytes: &[u8]) -> StateEntry {
         let hash = ContentHash::of(bytes);
         StateEntry { file: state_file(hash, STATE_SUFFIX), hash }
@@ -137,7 +137,7 @@ impl State {
             return Err(damaged(format!("hash {found}"), format!("{expected} as the index says")));
         }
         let state: State = serde_json::from_slice(bytes).map_err(syntax)?;
-        // What is left at the end may fill no row, and is in no shard then.
+        // The tokens at the end may fill no row, and are in no shard then.
         let (parts, shards) = (state.parts.len(), index.shards.len());
         match parts == shards || parts == shards + 1 {
             true => Ok(state),
@@ -154,7 +154,7 @@ pub(crate) fn state_file(hash: ContentHash, suffix: &str) -> String {
     format!("{STATE_FOLDER}/{}.{suffix}", hash.digits())
 }
 
-/// What tells a tokenizer from others: the hash of its file and of the token that ends documents.
+/// Identity of a tokenizer: the hash of its file, its vocabulary size and the token that ends documents.
 pub(crate) fn tokenizer_identity(tokenizer: &dyn Tokenize) -> ContentHash {
     let mut hasher = crate::hash::ContentHasher::new();
     hasher.update(&tokenizer.eos_token_id().to_le_bytes());
@@ -184,7 +184,7 @@ impl Version {
     /// Opens the newest version of a folder.
     ///
     /// # Errors
-    /// What is wrong with the index or a shard, [`PrepareError::NotUpdatable`],
+    /// The errors of opening the index or a shard, [`PrepareError::NotUpdatable`],
     /// [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`].
     pub(crate) fn open_local(folder: &Path) -> Result<Version, PrepareError> {
         let data_set = DataSet::open(folder)?;
@@ -226,7 +226,7 @@ impl Version {
         Ok(Version { index, found: Some(found), state, data_set, place })
     }
 
-    /// What errors call a file.
+    /// The path or URL of a file in error messages.
     pub(crate) fn path_of(&self, file: &str) -> PathBuf {
         match &self.place {
             Place::Folder(folder) => folder.join(file),
@@ -259,7 +259,7 @@ impl Version {
         }
     }
 
-    /// All bytes of a shard, which are what the index says.
+    /// All bytes of a shard, compared with the hash in the index.
     ///
     /// # Errors
     /// The errors of reading it, and [`DataError::ShardHash`] for another file.
@@ -289,7 +289,7 @@ impl Version {
             .collect()
     }
 
-    /// What inputs looked like when the version was made, or a later one.
+    /// The looks of inputs when the version was made, or a later one.
     ///
     /// # Errors
     /// The errors of reading it.
@@ -337,9 +337,9 @@ fn state_entry<'a>(index: &'a Index, path: &Path) -> Result<&'a StateEntry, Prep
     index.state.as_ref().ok_or_else(none)
 }
 
-/// Fails unless the newest index is what the version's own index says: what no hash covers, such as the length of rows, goes
-/// into what is built on it. The state is told by its own hash, and may be that of another version of the same shards, where
-/// one that was killed left that.
+/// Fails unless the newest index equals the version's own index, except for the state: parts of it that no hash covers, such
+/// as the length of rows, go into the next version. The state has a hash of its own, and may be the state of another version
+/// of the same shards, where a process that was killed left it.
 fn check_index(newest: &Index, own: &[u8], path: &Path) -> Result<(), PrepareError> {
     let without_state = |index: &Index| Index { state: None, ..index.clone() };
     let own = Index::from_bytes(own, path)?;

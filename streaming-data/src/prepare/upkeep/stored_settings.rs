@@ -1,4 +1,4 @@
-//! The settings of a data set's preparation, as they stand in its state.
+//! The settings of a data set's preparation, as its state has them.
 
 use std::{
     env,
@@ -39,7 +39,7 @@ impl StoredSettings {
     /// The settings, except settings that change no byte.
     ///
     /// # Errors
-    /// [`PrepareError::PathNotUtf8`], or that of the operating system where there is no current folder.
+    /// [`PrepareError::PathNotUtf8`], or an error of the operating system where there is no current folder.
     pub(crate) fn of(settings: &PrepareSettings) -> Result<StoredSettings, PrepareError> {
         let base = env::current_dir().map_err(PrepareError::io("look at", "."))?;
         let absolute = |path: &PathBuf| {

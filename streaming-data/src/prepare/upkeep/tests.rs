@@ -1,4 +1,4 @@
-//! What is left of an update that is killed or fails, at each change that it makes.
+//! The files after an update that is killed or fails, at each change that it makes.
 
 use std::{
     cell::RefCell,
@@ -122,7 +122,7 @@ fn a_kill_at_any_step_leaves_a_complete_version_and_the_next_update_ends_it() {
     for (at, left) in left.iter().enumerate() {
         let killed = folder.path().join(format!("killed-{at}"));
         write(&killed, left);
-        // It opens, and is what it was.
+        // The data set opens, and is the same as before.
         let data_set = DataSet::open(&killed).unwrap();
         assert_eq!(fs::read(killed.join("index.json")).unwrap(), before[Path::new("index.json")]);
         for shard in 0..data_set.shards().len() {

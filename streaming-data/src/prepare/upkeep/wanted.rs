@@ -31,10 +31,10 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// What is not in the version before, of what is kept; `go_on` is asked now and then.
+    /// The kept documents whose tokens are not in the previous version; `go_on` is asked now and then.
     ///
     /// # Errors
-    /// That of a temporary file, or of `go_on`.
+    /// Errors of a temporary file, or of `go_on`.
     pub(super) fn new(
         spool: &mut Spool,
         verdicts: Option<&Verdicts>,

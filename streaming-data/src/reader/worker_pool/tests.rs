@@ -239,7 +239,7 @@ fn assert_each_ended(pages: &Pages, batches: usize) {
     assert_eq!((begun.load(Ordering::SeqCst), ended.load(Ordering::SeqCst)), (batches, batches));
 }
 
-/// As samples stand in their shards: eight to a page.
+/// In the order in which shards store samples: eight to a page.
 fn as_stored(pages: u64) -> Vec<u64> {
     (0..pages).flat_map(|page| [page; 8]).collect()
 }
@@ -325,7 +325,7 @@ fn deferred_batches_go_with_their_reader() {
     let pages = Pages::new(&as_stored(6), &[(0, Decoding::WaitsFor(Event::Go))]);
     let all = pages.batches();
     with_two_threads(&pages, 20, |pool, reader| {
-        // All but those of page 0, of which one is in work.
+        // All except the batches of page 0, one of which is in work.
         assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == all - 3));
         pool.remove_reader(reader);
         let next = enter(pool);

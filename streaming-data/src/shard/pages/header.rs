@@ -1,7 +1,7 @@
 //! Headers of pages, as far as a column of tokens needs them.
 //!
 //! The Parquet format writes them in Thrift's compact protocol (apache/thrift, "Thrift Compact
-//! protocol encoding"; the fields are those of parquet.thrift, `PageHeader`). The general reader
+//! protocol encoding"; the fields are defined in parquet.thrift, `PageHeader`). The general reader
 //! keeps them to itself and hands out pages one after the other, decompressed into memory of their
 //! own; to go straight to the page that holds a row one must know where the pages are.
 //!

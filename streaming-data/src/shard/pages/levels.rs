@@ -160,7 +160,7 @@ mod tests {
         assert!(!are_rows(&[5 << 1, 1], 5, 7, 11));
         assert!(!are_rows(&[5 << 1, 0], 5, 0, 11), "five rows of one token");
         assert!(are_rows(&[1 << 1, 0], 1, 11, 11));
-        // A packed byte of which five bits are padding.
+        // A packed byte with five bits of padding.
         assert!(are_rows(&[0b11, 0b0000_0110], 3, 0, 3));
         assert!(!are_rows(&[0b11, 0b0000_0110], 4, 0, 4));
         assert!(!are_rows(&[0], 1, 0, 3), "an empty run");
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn levels_are_compared_with_a_level_in_both_forms() {
-        // 100 threes in a run; then 16 packed threes of two bits, of which 11 count.
+        // 100 threes in a run; then 16 packed threes of two bits; the first 11 of them count.
         assert!(are_all(&[0xc8, 0x01, 3], 100, 2, 3));
         assert!(!are_all(&[0xc8, 0x01, 3], 101, 2, 3), "too few");
         assert!(!are_all(&[0xc8, 0x01, 2], 100, 2, 3), "nulls");

@@ -33,7 +33,7 @@ fn token(at: usize) -> u16 {
     (at * 7 % 900) as u16
 }
 
-/// Rows without nulls, as `prepare` writes them but for the width.
+/// Rows without nulls, as `prepare` writes them except for the width of tokens.
 fn fixed() -> ArrayRef {
     let item = Arc::new(Field::new("element", DataType::UInt16, false));
     let tokens = UInt16Array::from_iter_values((0..ROW_TOKENS * ROWS).map(token));

@@ -10,10 +10,10 @@ use crate::cluster::Failure;
 
 /// The memory of a worker with a device, and the device streams that exchange it.
 pub(super) struct DeviceArena<B: Backend> {
-    /// Where the sums would have been computed, and are final long before they are needed: so it is in training, but for the
-    /// last buckets of a step.
+    /// The stream that would have computed the sums. They are final long before they are needed, as in training, except for
+    /// the last buckets of a step.
     pub compute: B::DeviceStream,
-    /// Those that exchange. Dropped before what they read, as they run to their end first.
+    /// The streams that exchange. They are dropped before the memory that they read, since they run to their end first.
     pub streams: Vec<B::DeviceStream>,
     pub arena: B::Buffer<f32>,
     /// The sums that are owned of each bucket.
@@ -47,7 +47,7 @@ impl<B: Backend> DeviceArena<B> {
         Ok(())
     }
 
-    /// Shows the elements `of_arena` as they were received; as sums they are what is owned of a bucket.
+    /// Shows the elements `of_arena` as they were received; of sums these are the owned elements of a bucket.
     pub(super) fn show(
         &mut self,
         what: Exchanged,

@@ -1,6 +1,6 @@
 //! The speed of a library of collectives alone with the devices of all workers, beside which training's own sums are measured.
 //!
-//! Its sums are in an order of its own, so they agree with those of training within rounding, and no weight may come of them.
+//! Its sums are in an order of its own, so they agree with the sums of training within rounding, and must not become weights.
 
 use std::ops::Range;
 use std::sync::Arc;

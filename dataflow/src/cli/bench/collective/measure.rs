@@ -33,7 +33,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `elements` in buckets of `bucket_mebibytes`, the last of which may be smaller.
+    /// `elements` in buckets of `bucket_mebibytes`; the last bucket may be smaller.
     ///
     /// # Errors
     /// More workers than a step may have lanes.
@@ -156,9 +156,9 @@ pub(super) struct Rates {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
     pub bucket_mebibytes: usize,
-    /// Of the way that training takes.
+    /// Rates of the exchange as training does it.
     pub ours: Rates,
-    /// Of what a library of collectives does alone, where it was measured too.
+    /// Rates of a library of collectives alone, where it was measured too.
     pub library_alone: Option<Rates>,
 }
 
@@ -172,7 +172,7 @@ pub(super) struct Arms {
     pub library_alone: Option<Box<dyn Arm>>,
 }
 
-/// Seconds of all rounds of one size of buckets, of each arm: of sums and of what is gathered.
+/// Seconds of all rounds of one size of buckets, for each arm: of the sums, and of the gathering.
 type Seconds = Vec<[f64; 2]>;
 
 /// Measures each of `plans` with what `make` makes for each worker; and says which way bytes went.
@@ -264,7 +264,7 @@ fn time(
                 let since = Instant::now();
                 run.rounds(context, what, of_turn)?;
                 seconds[index] += since.elapsed().as_secs_f64();
-                // Until then others may read what is compared here.
+                // Until then others may read the buffers that are compared here.
                 together.wait(context)?;
                 if turn + 1 == turns {
                     run.check(context.index(), what)?;
@@ -300,7 +300,7 @@ impl Run<'_> {
         })
     }
 
-    /// Compares all of `what` that `worker` received with what it has to be.
+    /// Compares all of `what` that `worker` received with the expected values.
     fn check(&mut self, worker: usize, what: Exchanged) -> std::result::Result<(), Failure> {
         let (by, plan) = (self.by, self.plan);
         let agreement = match by {

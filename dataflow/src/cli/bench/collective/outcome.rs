@@ -17,7 +17,7 @@ const LIBRARY_ALONE: &str =
 /// The measured rates.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Of all processes.
+    /// Workers of all processes.
     pub workers: usize,
     pub processes: usize,
     pub way: Way,

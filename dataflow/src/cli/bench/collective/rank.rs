@@ -35,7 +35,7 @@ struct Bucket {
 struct Rank<B: Backend> {
     memory: DeviceArena<B>,
     end: Box<dyn Communicator<B>>,
-    /// Rounds so far, of all sizes: by it the others know what is told of.
+    /// Rounds so far, of all sizes; the number identifies the round to the other ranks.
     round: u64,
 }
 
@@ -75,8 +75,8 @@ impl<B: Backend> Worker<B> {
                 until.to_stream(scope).carry(courier, DEFAULT_WINDOW_BYTES);
             });
         }
-        // Buckets take turns on several: while one of them ends or begins, others keep the link busy. A library orders what it
-        // moves by one.
+        // Buckets take turns on several streams: while one of them ends or begins, others keep the link busy. A library orders its
+        // moves by one stream.
         let streams = if way == Way::Devices { STREAMS } else { 1 };
         let memory = DeviceArena::new(backend, elements, streams)?;
         Ok(Self { rank: Rank { memory, end, round: 0 }, way, _until: until })

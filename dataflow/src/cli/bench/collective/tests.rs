@@ -132,7 +132,7 @@ fn devices_of_two_processes_exchange_by_a_library() {
     }
 }
 
-/// Its sums have other bits than ours where there are more than two terms, and are taken for what they are.
+/// Its sums have other bits than ours where there are more than two terms, and are not compared with ours.
 #[test]
 fn what_a_library_does_alone_is_measured_beside_ours() {
     for (seed, workers) in [2, 3].into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Values for workers to sum, and the sums that they must give.
 //!
-//! Values repeat after a number of elements that divides no bucket and no chunk: what stands in the wrong place differs, and all
-//! of a large arena is compared with few expected values.
+//! Values repeat after a number of elements that divides no bucket and no chunk, so that a value in the wrong place is
+//! noticed, and all of a large arena is compared with few expected values.
 
 use std::sync::OnceLock;
 
@@ -19,32 +19,32 @@ pub(super) struct Values {
     /// The nodes of each worker's lanes.
     nodes: Vec<Vec<Node>>,
     period: usize,
-    /// Of one period.
+    /// The sums of one period of values.
     sums: Vec<f32>,
-    /// How far from those of one period sums in another order may be, where that is asked.
+    /// How far sums in another order may be from the sums of one period, where that is asked.
     bounds: OnceLock<Vec<f32>>,
 }
 
 /// How closely numbers have to agree with the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
-    /// They were added along the tree.
+    /// Sums that were added along the tree have to be equal to the bit.
     ToTheBit,
-    /// They were added in any order.
+    /// Sums that were added in any order may differ by rounding.
     WithinRounding,
 }
 
-/// An element that is not what it has to be.
+/// An element with another value than expected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Difference {
-    /// Of the arena.
+    /// The index in the arena.
     pub element: usize,
     pub expected: f32,
     pub found: f32,
 }
 
 impl Values {
-    /// Those of `workers` with arenas of `elements`.
+    /// The values of `workers` with arenas of `elements`.
     ///
     /// # Errors
     /// More workers than a tree has lanes.
@@ -145,7 +145,7 @@ impl Values {
 /// Hands the parts of an arena that begin at multiples of the period of `values` to `write`, with what belongs there.
 ///
 /// # Errors
-/// Those of `write`.
+/// The errors of `write`.
 pub(super) fn in_periods<E>(
     values: &[f32],
     elements: usize,

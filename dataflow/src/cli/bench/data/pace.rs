@@ -1,7 +1,7 @@
 //! How fast a reader yields, and the stage that bounds it.
 //!
 //! Three things work side by side: the source of the shards, the threads that decode them, and the one consumer. The
-//! consumer waits where the others are slower; the threads that decode have a processor, or stand in line for one,
+//! consumer waits where the others are slower; the threads that decode have a processor, or wait for one,
 //! where they are the slower of these two.
 
 use std::task::Poll;
@@ -23,7 +23,7 @@ pub(super) struct Limits {
     /// Samples or rows of the first batch.
     pub(super) batch: u64,
     pub(super) duration: Duration,
-    /// That decode.
+    /// Threads that decode.
     pub(super) threads: usize,
 }
 

@@ -222,7 +222,7 @@ pub(super) fn adamw_master<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize
     Ok(vec![arena_line("adamw_master", "update", elements, work, milliseconds)])
 }
 
-/// Of masters, as a run has them.
+/// The update of Lion, with masters as a run has them.
 pub(super) fn lion<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
     let elements = arena_elements(bench);
     let gradient = bench.floats(elements, [-1.0, 1.0])?;

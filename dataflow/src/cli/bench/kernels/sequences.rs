@@ -30,7 +30,7 @@ pub(super) enum Documents {
 }
 
 impl Documents {
-    /// Where they start, for kernels that keep them apart.
+    /// The starts of documents, for kernels that keep documents apart.
     pub(super) fn starts<B: Backend>(
         self,
         bench: &mut Bench<'_, B>,
@@ -52,7 +52,7 @@ impl Documents {
         }
     }
 
-    /// Bytes of where they start.
+    /// Bytes of the starts of documents.
     pub(super) fn bytes(self, size: SequenceSize) -> f64 {
         match self {
             Self::Together => 0.0,

@@ -30,7 +30,7 @@ pub(super) struct Outcome<'a> {
     pub bench: &'a TrainBench,
     pub cut: &'a BatchPlan,
     pub model: &'a Blueprint,
-    /// Of all processes.
+    /// Workers of all processes.
     pub workers: usize,
     pub processes: usize,
     pub measured: Measured,
@@ -40,7 +40,7 @@ pub(super) struct Outcome<'a> {
 struct Rates {
     tokens_per_second: f64,
     step_milliseconds: f64,
-    /// Of the matrix products: 6 operations a parameter and token, forward and backward.
+    /// Billions of operations a second of the matrix products: 6 operations a parameter and token, forward and backward.
     gigaflops: f64,
     first_loss: f64,
     last_loss: f64,
@@ -106,7 +106,7 @@ impl Outcome<'_> {
     fn print_text(&self, rates: &Rates) -> anyhow::Result<()> {
         let Self { bench, cut, workers, processes, measured, .. } = self;
         let Rates { tokens_per_second, gigaflops, .. } = rates;
-        // Where there are others, what is known of one alone says of which.
+        // With several processes, numbers of a single process name that process.
         let (of_processes, of_process) = match processes {
             1 => (String::new(), ""),
             processes => (format!(" of {processes} processes"), " of process 0"),

@@ -137,7 +137,7 @@ pub(super) fn schedule(translation: &mut Translation) -> Result<(), String> {
     Ok(())
 }
 
-/// What the warm-up begins at and how it rises.
+/// The first rate of the warm-up, and its curve.
 fn warmup_curve(translation: &mut Translation, curve: &str) -> Result<(), String> {
     for path in ["scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"] {
         match number_or_auto(translation, path)? {

@@ -88,7 +88,7 @@ pub(super) fn translate(translation: &mut Translation, scale: Scale) -> Result<(
     Ok(())
 }
 
-/// What of a loader needs no key in `table`.
+/// Settles the settings of a loader that need no key in `table`.
 fn settle_loader(
     translation: &mut Translation,
     table: &'static str,

@@ -4,7 +4,7 @@ use super::super::document::Value;
 use super::super::translation::Translation;
 use crate::job::config::PLACEHOLDER;
 
-/// What a model of Hugging Face is told by, in lower case, and the family that reads it.
+/// A part of the name of a Hugging Face model, in lower case, and the family that reads the model. The first that occurs in a name counts.
 const FAMILIES: [(&str, &str); 7] = [
     ("gpt-neo-", "GPT-Neo"),
     ("llama", "Llama"),
@@ -148,7 +148,7 @@ fn mpt_alike(translation: &mut Translation) -> Result<(), String> {
     Ok(())
 }
 
-/// What blocks form again.
+/// Writes the setting of recomputation in blocks.
 fn recompute(translation: &mut Translation) -> Result<(), String> {
     let path = "fsdp_config.activation_checkpointing";
     if translation.flag(path)? == Some(true) {

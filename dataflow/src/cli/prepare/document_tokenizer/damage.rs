@@ -134,7 +134,7 @@ fn a_download_that_was_cut_off_is_told_as_what_it_is() {
     }
 }
 
-/// Of what nests without end nothing is believed, whichever part of the file it stands in.
+/// Input that nests without end is refused, in whichever part of the file it is.
 #[test]
 fn a_decoder_that_is_no_json_or_nests_too_deeply_is_refused() {
     let whole: Value = serde_json::from_str(&files()[0]).expect("is JSON");

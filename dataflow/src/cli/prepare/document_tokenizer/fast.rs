@@ -12,9 +12,9 @@ use serde_json::Value;
 use crate::cli::quiet::caught;
 use crate::cli::tokenizer::TextTokenizer;
 
-/// Of a data set so many documents are compared first, in any order.
+/// The first documents of a data set, in any order, which are all compared.
 const FIRST_DOCUMENTS: usize = 32;
-/// Of the others one of so many: the slower library then takes a tenth of the time.
+/// After these, one document of so many is compared: the slower library then takes a tenth of the time.
 const ONE_OF: u64 = 256;
 /// The longest document that is compared, in bytes.
 const LONGEST_COMPARED: usize = 1 << 20;
@@ -26,8 +26,8 @@ pub(super) struct FastTokenizer {
 }
 
 impl FastTokenizer {
-    /// That of a tokenizer.json which `reference` has read; `None` where it is of a kind that this library has not, or gives other
-    /// tokens for any of the texts that are tried.
+    /// The fast tokenizer of a tokenizer.json which `reference` has read; `None` where this library lacks its kind, or gives other tokens
+    /// for any of the texts that are tried.
     pub(super) fn open(mut json: Value, reference: &TextTokenizer) -> Option<Self> {
         // No lengths that it was saved with, no tokens around a text, and nothing is decoded.
         for part in ["truncation", "padding", "post_processor", "decoder"] {

@@ -1,7 +1,7 @@
 //! Which documents are not the first of a bucket.
 //!
 //! Entries of documents (bucket, number) come in any order. They are gathered up to a bound of memory, sorted, and
-//! all but the first of each bucket are marked at once; the remaining entries go to a file. At the end
+//! all entries except the first of each bucket are marked at once; the remaining entries go to a file. At the end
 //! the files are merged, and of each bucket the first document stays. Nothing here depends on the bound, or on the
 //! order, but the time.
 
@@ -13,7 +13,7 @@ use std::{
     mem,
 };
 
-/// What buckets are told apart by.
+/// Identity of a bucket, by which its entries are sorted.
 pub(super) trait Key: Copy + Ord {
     /// Its bytes in a file.
     type Bytes: AsRef<[u8]> + AsMut<[u8]> + Default;
@@ -60,7 +60,7 @@ pub(super) struct Buckets<K> {
     entries: Vec<Entry<K>>,
     /// Entries that may be in memory.
     bound: usize,
-    /// What went to files: in each sorted, and a bucket once.
+    /// Files of entries that memory had no room for: each is sorted, with one entry for each bucket in it.
     files: Vec<File>,
 }
 
@@ -72,12 +72,12 @@ impl<K: Key> Buckets<K> {
         Buckets { entries: Vec::new(), bound, files: Vec::new() }
     }
 
-    /// Puts a document into a bucket. `not_first` is told of documents that turn out
-    /// not to be the first of a bucket, of this or an earlier call, in any order and perhaps twice, each with one
-    /// that is before it in the bucket. All of a bucket are connected by these, once it was finished.
+    /// Puts a document into a bucket. `not_first` is called with documents that are not the first of a bucket, of this
+    /// or an earlier call, in any order and perhaps twice, each with a document that is before it in the bucket. Once
+    /// the buckets are finished, these pairs connect all documents of a bucket.
     ///
     /// # Errors
-    /// That of a file which cannot be written.
+    /// The error of a file that cannot be written.
     pub(super) fn insert(
         &mut self,
         bucket: K,
@@ -99,11 +99,11 @@ impl<K: Key> Buckets<K> {
         Ok(())
     }
 
-    /// Tells of all documents that are not the first of a bucket and were not told of before.
+    /// Calls `not_first` for all documents that are not the first of a bucket and for which it was not called before.
     /// `go_on` is asked now and then.
     ///
     /// # Errors
-    /// That of a file which cannot be written or read, or of `go_on`.
+    /// The error of a file that cannot be written or read, or of `go_on`.
     pub(super) fn finish<E: From<io::Error>>(
         mut self,
         not_first: &mut dyn FnMut(u64, u64),

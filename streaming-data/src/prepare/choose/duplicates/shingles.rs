@@ -1,8 +1,8 @@
 //! Runs of normalised words, as hashes.
 //!
-//! Words are runs of letters and digits in small letters, a run of ASCII digits being one `0`; everything
-//! else stands between words. A shingle is a run of five words; a text of fewer has one, of all of them.
-//! The hashes are pinned by a test: signatures of one version are compared with those of another.
+//! Words are runs of letters and digits in lower case, a run of ASCII digits being one `0`; everything else
+//! separates words. A shingle is a run of five words; a shorter text has one shingle, of all its words. A test pins
+//! the hashes, since signatures made by different versions of this program are compared.
 
 /// Words in a shingle.
 pub(crate) const SHINGLE_WORDS: usize = 5;

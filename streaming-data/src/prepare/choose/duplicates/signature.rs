@@ -1,4 +1,4 @@
-//! A document's signature: what is known of its text once the text is gone.
+//! A document's signature: the numbers by which it is compared once its text is gone.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -8,7 +8,7 @@ use super::{
     sketch::{BANDS, bands, minima},
 };
 
-/// Name and version of how signatures are made: it stands in the index of what was compared by them.
+/// Name and version of the way signatures are made; the index of a data set that was compared by them states it.
 pub(crate) const SIGNATURES: &str = "shingles-1";
 
 /// The buckets of a document.
@@ -20,7 +20,7 @@ pub(crate) struct Signature {
     pub near: Option<[u64; BANDS]>,
 }
 
-/// Makes signatures; what it holds is only room.
+/// Makes signatures; it holds only scratch memory.
 #[derive(Debug, Default)]
 pub(crate) struct Signer {
     words: Vec<u64>,
@@ -88,7 +88,7 @@ mod tests {
         assert_ne!(exact("The mill.", Dedup::Exact), exact("the  mill", Dedup::Exact));
     }
 
-    /// Signatures are compared with those of other versions of this program: others need another name
+    /// Signatures are compared with signatures of other versions of this program: different ones need a new name
     /// ([`SIGNATURES`]).
     #[test]
     fn signatures_are_pinned() {

@@ -15,7 +15,7 @@ pub(crate) const BANDS: usize = 14;
 
 const MINIMA: usize = BANDS * BAND_MINIMA;
 
-/// What no element has given a minimum to.
+/// Value of a minimum that no element's hash has set yet.
 const EMPTY: u64 = u64::MAX;
 
 /// The minima of a list that is not empty, whose elements are random hashes.

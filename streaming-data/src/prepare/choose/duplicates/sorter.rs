@@ -5,19 +5,19 @@ use std::io;
 use super::{Dedup, DedupSettings, Signature, buckets::Buckets};
 use crate::prepare::PrepareError;
 
-/// What a document is to the first in one of its buckets.
+/// How a document resembles the first document of one of its buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Likeness {
     Copy,
     NearCopy,
 }
 
-/// A bucket, of whichever kind.
+/// A bucket of either kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bucket {
-    /// That of copies.
+    /// Documents with the same text, or the same words, by the hash of these.
     Copies(u128),
-    /// That of a band.
+    /// Documents that have a band in common, by its hash.
     Band(u64),
 }
 
@@ -29,7 +29,7 @@ impl Signature {
     }
 }
 
-/// Is told of a document that is not the first in a bucket, and of one before it in that bucket.
+/// Called with a document that is not the first in a bucket, and a document before it in that bucket.
 pub(crate) type Tell<'a> = dyn FnMut(Likeness, u64, u64) + 'a;
 
 /// See the [module](self).
@@ -54,7 +54,7 @@ impl Sorter {
     /// of one perhaps twice.
     ///
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn insert(
         &mut self,
         bucket: Bucket,
@@ -79,7 +79,7 @@ impl Sorter {
     /// now and then.
     ///
     /// # Errors
-    /// That of a temporary file, or of `go_on`.
+    /// Errors of a temporary file, or of `go_on`.
     pub(crate) fn finish(
         self,
         tell: &mut Tell<'_>,

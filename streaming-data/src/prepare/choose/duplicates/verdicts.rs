@@ -1,4 +1,4 @@
-//! What the first pass finds out, and the second goes by.
+//! The verdicts of the first pass, by which the second one keeps documents or leaves them out.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -13,7 +13,7 @@ use crate::prepare::{
     upkeep::Fate,
 };
 
-/// What the first pass saw of a file or part: the second must see the same.
+/// The documents of a file or part in the first pass; the second pass must read the same ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// Documents of all batches before it.
@@ -73,7 +73,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// One more, or one that was found before.
+    /// Adds a document, which may have been found before.
     pub(crate) fn insert(&mut self, likeness: Likeness, document: u64) {
         match likeness {
             Likeness::Copy => self.copies.insert(document),
@@ -82,7 +82,7 @@ impl Found {
     }
 }
 
-/// What the first pass saw, in order.
+/// The batches and documents of the first pass, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
     seen: Vec<Seen>,
@@ -128,7 +128,7 @@ pub(crate) struct Collector {
     listed: Listed,
     found: Found,
     sorter: Sorter,
-    /// Where they are reported.
+    /// Groups of duplicates, where they are reported.
     groups: Option<Groups>,
 }
 
@@ -146,7 +146,7 @@ impl Collector {
     /// Takes the next document; none for a document left out by lists or filters.
     ///
     /// # Errors
-    /// That of a temporary file.
+    /// Errors of a temporary file.
     pub(crate) fn sign(&mut self, signature: Option<Signature>) -> Result<(), PrepareError> {
         let document = self.listed.push(signature.as_ref());
         let (found, groups) = (&mut self.found, &mut self.groups);
@@ -161,7 +161,7 @@ impl Collector {
     /// The verdicts; `go_on` is asked now and then.
     ///
     /// # Errors
-    /// That of a temporary file, or of `go_on`.
+    /// Errors of a temporary file, or of `go_on`.
     pub(crate) fn finish(
         self,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
@@ -225,7 +225,7 @@ impl Verdicts {
         self.seen.len() as u64
     }
 
-    /// What was left out.
+    /// How many documents were left out as duplicates.
     pub(crate) fn report(&self) -> DedupReport {
         self.report
     }
@@ -249,7 +249,7 @@ impl BatchVerdicts<'_> {
         is_judged.then(|| self.verdicts.fate(document))
     }
 
-    /// Whether the batch, which ends here with this digest, is what it was in the first pass.
+    /// Whether the batch, which ends here with this digest, is the same as in the first pass.
     pub(crate) fn is_unchanged(&self, digest: &Digest) -> bool {
         self.document == self.end && self.expected == Some(digest.value())
     }

@@ -1,6 +1,6 @@
 //! C4's rules (Raffel et al. 2020), as datatrove applies them: they drop lines, and reject some documents.
 //!
-//! What is trained on is the text without the dropped lines. The list of bad words is not among the rules.
+//! The text without the dropped lines is trained on. The list of bad words is not among the rules.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! Runs of n words that are told apart by hashes.
 //!
-//! The hash of a run is a polynomial in a prime field, so that the runs of n + 1 words follow from those of n
-//! with one product each: all lengths together cost about as much as reading the text. Two runs that differ
+//! The hash of a run is a polynomial in a prime field, so that the hashes of runs of n + 1 words follow from the hashes of
+//! runs of n with one product each: all lengths together cost about as much as reading the text. Two runs that differ
 //! share a hash once in 10^18, the same in every run of the program.
 
 use std::{
@@ -13,12 +13,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::symbols::characters;
 
-/// What makes two runs equal.
+/// The condition for two runs to be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Equality {
-    /// Each of their words.
+    /// Their words are equal one by one.
     Words,
-    /// Their words concatenated without spaces, as datatrove compares them.
+    /// Their words are equal when concatenated without spaces, as datatrove compares them.
     Letters,
 }
 
@@ -44,7 +44,7 @@ fn sum(a: u64, b: u64) -> u64 {
 #[derive(Debug, Clone, Copy)]
 struct Term {
     hash: u64,
-    /// What the hash of the words in front is multiplied with.
+    /// Factor for the hash of the words in front, when this word is appended to them.
     power: u64,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Grams {
     /// Characters of words 0 to i, not including i.
     characters: Vec<usize>,
     length: usize,
-    /// Of the run that begins at each word.
+    /// Hash of the run that begins at each word.
     hashes: Vec<u64>,
 }
 
@@ -102,8 +102,8 @@ impl Grams {
         self.characters[to] - self.characters[from]
     }
 
-    /// Where the most frequent run stands first, and how often it stands in all; of several, the one that
-    /// stands first. `None` where there is no run.
+    /// The first place of the most frequent run, and how often the run occurs in all; of several equally frequent runs,
+    /// the one that occurs first. `None` where there is no run.
     pub(super) fn most_frequent(&self) -> Option<(usize, usize)> {
         let mut counts: HashMap<u64, (usize, usize), Spread> =
             HashMap::with_capacity_and_hasher(self.hashes.len(), Spread::default());
@@ -118,7 +118,7 @@ impl Grams {
         (most > 0).then_some((first, most))
     }
 
-    /// Characters of the most frequent run, with its spaces, times how often it stands there.
+    /// Characters of the most frequent run, with its spaces, times how often it occurs.
     pub(super) fn most_frequent_characters(&self) -> usize {
         self.most_frequent().map_or(0, |(at, count)| {
             let spaces = self.length - 1;
@@ -126,7 +126,7 @@ impl Grams {
         })
     }
 
-    /// Characters of the runs that were there before, none of which overlap.
+    /// Characters of the runs that occurred before, counted without overlap.
     pub(super) fn repeated_characters(&self) -> usize {
         let mut seen: HashMap<u64, (), Spread> =
             HashMap::with_capacity_and_hasher(self.hashes.len(), Spread::default());

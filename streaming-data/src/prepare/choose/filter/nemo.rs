@@ -95,7 +95,7 @@ fn share_of(items: &[&str], is_counted: impl Fn(&str) -> bool) -> f64 {
     items.iter().filter(|item| is_counted(item)).count() as f64 / items.len().max(1) as f64
 }
 
-/// Which share of the items and of their characters stands there for the first time.
+/// Shares of the items, and of their characters, that occur for the first time.
 fn distinct(items: &[&str]) -> (f64, f64) {
     let duplicates = Duplicates::among(items.iter().copied());
     let all: usize = items.iter().map(|item| characters(item)).sum();
@@ -248,7 +248,7 @@ impl NemoEnglish {
             // A text of fewer words breaks the rule, as in its source.
             let Some((at, _)) = grams.most_frequent() else { return Some(key) };
             let run = parts.words[at..at + length].join(" ");
-            // It counts where it stands in the text, with single spaces.
+            // Its occurrences in the text count, with single spaces.
             let removed = parts.text.matches(run.as_str()).count() * characters(&run);
             if parts.of_characters(removed) > most.0 {
                 return Some(key);

@@ -1,7 +1,7 @@
 //! RefinedWeb's corrections of lines (Penedo et al. 2023, appendix G.2), as DCLM applies them.
 //!
-//! One rule after the other goes over all lines. What is trained on is the text without the dropped lines
-//! and cut phrases.
+//! One rule after the other goes over all lines. The text without the dropped lines and cut phrases is
+//! trained on.
 
 use serde::{Deserialize, Serialize};
 
@@ -126,7 +126,7 @@ impl RefinedWeb {
     }
 }
 
-/// How many words a line has, counted no further than this.
+/// Words of a line, counted up to `most`.
 fn words_up_to(line: &str, most: u64) -> u64 {
     split_at_space(line).take(usize::try_from(most).unwrap_or(usize::MAX)).count() as u64
 }

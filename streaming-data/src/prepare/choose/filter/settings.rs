@@ -1,8 +1,7 @@
 //! Which filters a user asked for: named sets, and TOML files of the same form.
 //!
-//! A file has one table for each family of rules. Its tables are applied in the order in which they stand
-//! there, and the sets of a list in the order of the list: a family that drops lines passes the rest to
-//! the families after it.
+//! A file has one table for each family of rules. Its tables are applied in the order of the file, and the sets of a
+//! list in the order of the list: a family that drops lines passes the rest to the families after it.
 
 use std::{
     borrow::Cow,
@@ -134,7 +133,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// The tables as they stand in the file.
+    /// The tables in the order of the file.
     fn in_order(self) -> Vec<FilterSet> {
         fn set<T>(
             table: Option<Spanned<T>>,
@@ -208,7 +207,7 @@ mod tests {
         appended.map(|()| settings).map_err(|error| error.to_string())
     }
 
-    /// The names of the sets, as they stand in an index.
+    /// The names of the sets, as an index has them.
     fn tables(settings: &FilterSettings) -> Vec<String> {
         let table = |set: &FilterSet| {
             let set = serde_json::to_value(set).unwrap();

@@ -1,7 +1,7 @@
-//! What filters take for a symbol, for white space, and for the end of a line.
+//! The characters that filters count as symbols, as white space and as ends of lines.
 //!
-//! The symbols are those of datatrove, whose thresholds the sets have; white space and ends of lines are
-//! those of Python, in which all of the sources are written: a space more or less changes verdicts.
+//! The symbols are datatrove's, as the sets use its thresholds; white space and ends of lines are Python's, the
+//! language of all the sources: one space more or less changes verdicts.
 
 /// Symbols that end a sentence, in many scripts.
 #[rustfmt::skip]
@@ -48,7 +48,7 @@ const OTHER: [(char, char); 27] = [
     ('\u{ff11}', '\u{ff11}'), ('\u{ff1a}', '\u{ff1b}'), ('\u{ff5e}', '\u{ff5e}'),
 ];
 
-/// Whether a character is a symbol: no part of a word, but for what [`super::words`] says.
+/// Whether a character is a symbol: no part of a word, except as [`super::words`] says.
 pub(super) fn is_symbol(character: char) -> bool {
     match character {
         '0'..='9' | 'A'..='Z' | 'a'..='z' | '\t' | '\n' => false,

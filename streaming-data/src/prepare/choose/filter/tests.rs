@@ -6,13 +6,13 @@ use serde::Deserialize;
 
 use super::*;
 
-/// A document, and what the sources of the sets make of it.
+/// A document, and the results of the sets' sources for it.
 #[derive(Deserialize)]
 struct Expected {
     text: String,
     /// For each set, `kept`, or the first rule that is broken.
     verdicts: BTreeMap<String, String>,
-    /// What is left of the text by the sets that changed it.
+    /// The remaining text, by the name of the set, for each set that changed the text.
     texts: BTreeMap<String, String>,
     /// All broken rules of the sets that only reject documents, each rule checked alone.
     broken: BTreeSet<String>,

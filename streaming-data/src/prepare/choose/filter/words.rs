@@ -18,7 +18,7 @@
 
 use super::symbols::{is_symbol, is_terminal, split_at_space};
 
-/// Name and version of this way to split: it stands in the index of what was filtered by it.
+/// Name and version of this way to split; the index of data that was filtered by it states it.
 pub(crate) const SPLITTER: &str = "words-1";
 
 /// Endings that are words of their own after an apostrophe.
@@ -33,7 +33,7 @@ pub(super) fn words(text: &str) -> Vec<&str> {
     words
 }
 
-/// Whether a word has nothing but symbols.
+/// Whether all characters of a word are symbols.
 pub(super) fn is_all_symbols(word: &str) -> bool {
     word.chars().all(is_symbol)
 }

@@ -16,7 +16,7 @@ const BELOW: u64 = 22;
 const LABELLED: u64 = 28;
 const WIDEST: u64 = 56;
 
-/// A chart of counts by size. `name` says what is counted, `unit` what a size is.
+/// A chart of counts by size. `name` names the counted things, `unit` the unit of a size.
 pub(super) fn histogram(
     (name, about): (&str, &str),
     (things, unit): (&str, &str),
@@ -49,7 +49,7 @@ pub(super) fn histogram(
     for (at, bucket) in (0..).zip(buckets) {
         let (left, middle) = (at * step, at * step + step / 2);
         let height = (u128::from(bucket.count) * u128::from(HEIGHT) / u128::from(most)) as u64;
-        // What is not nothing can be seen.
+        // A count above zero can be seen.
         let height = if bucket.count > 0 { height.max(2) } else { 0 };
         if bucket.count > 0 {
             let (top, width) = (base - height, step - (step / 8).max(1));

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::prepare::data_report::excerpt::{Shown, shown};
 
-/// A text in HTML, in one line: characters that would not be seen are told.
+/// A text in HTML, in one line: characters that would not be seen are shown by symbol or number.
 pub(super) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     text.chars().for_each(|character| push(&mut html, character));
@@ -49,7 +49,7 @@ pub(super) fn number(number: u64) -> String {
     grouped
 }
 
-/// A number of things, of which one is called `thing`.
+/// A number of things, in words where one is called `thing`.
 pub(super) fn count(count: u64, thing: &str) -> String {
     format!("{} {thing}{}", number(count), if count == 1 { "" } else { "s" })
 }

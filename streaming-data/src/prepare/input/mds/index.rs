@@ -208,7 +208,7 @@ fn file_path(
     Ok(folder.join(relative))
 }
 
-/// Which column is wanted, and what it holds.
+/// The wanted column, and the kind of its content.
 fn wanted_column(
     folder: &Path,
     shard: &ShardJson,

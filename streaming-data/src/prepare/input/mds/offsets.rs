@@ -1,6 +1,6 @@
 //! Where the samples of a shard begin and end, read a block at a time.
 //!
-//! The offsets of all samples stand before the first of them, and a compressed table of zeros costs
+//! The offsets of all samples are before the first sample, and a compressed table of zeros costs
 //! nothing: a shard of a few kilobytes may state 2^30. So they are read from a stream of their own,
 //! beside that of the samples, and never held all at once.
 

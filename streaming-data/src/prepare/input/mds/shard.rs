@@ -65,7 +65,7 @@ pub(crate) struct ShardEntry {
     pub samples: u64,
     /// Bytes of each column, where they are the same in every sample.
     pub sizes: Vec<Option<u32>>,
-    /// The column that is wanted, and what it holds.
+    /// The wanted column, and the kind of its content.
     pub column: usize,
     pub wanted: Wanted,
 }

@@ -1,4 +1,4 @@
-//! Arrays of numbers, as MDS stores those of NumPy, to tokens.
+//! Arrays of numbers to tokens, in the form in which MDS stores NumPy arrays.
 //!
 //! `ndarray` has its type and shape in every sample, `ndarray:int32` its shape, `ndarray:int32:2049`
 //! neither. Samples of old data sets are `bytes`: 64-bit integers and nothing else.
@@ -28,7 +28,7 @@ enum Shape {
     InSample,
     /// All have one axis of this length.
     Fixed(usize),
-    /// As many as there are bytes for.
+    /// One axis, whose length follows from the sample's bytes.
     Bare,
 }
 
@@ -76,7 +76,7 @@ impl TokenEncoding {
         Some(TokenEncoding { element, shape })
     }
 
-    /// The numbers of a sample, or what it is instead.
+    /// The numbers of a sample; the error describes a sample that is no array of them.
     fn numbers<'a>(
         &self,
         sample: &'a [u8],

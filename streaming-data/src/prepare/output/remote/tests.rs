@@ -26,7 +26,7 @@ mod interleaved;
 
 use interleaved::{Change, folder, is_calm, killed, now, seeds, two_writers};
 
-/// Among these are seeds that show each of what was seen red.
+/// For each fault that the test was seen to find, one of these seeds shows it.
 const SEEDS: Range<u64> = 0..130;
 const SHARDS: usize = 3;
 
@@ -103,7 +103,7 @@ fn objects(store: &InMemory) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// What must not happen, told as it happens.
+/// Violations of the rules of writers, collected as each change of the store happens.
 #[derive(Default)]
 struct Witness {
     /// The writer that put each object first.
@@ -149,7 +149,7 @@ impl Witness {
     }
 }
 
-/// What a data set lacks.
+/// The first defect of a data set, if it has one.
 fn what_is_wrong(index: &[u8], objects: &BTreeMap<String, Vec<u8>>) -> Option<String> {
     if objects.get(INDEX_FILE).map(Vec::as_slice) != Some(index) {
         return Some("the index is gone".to_owned());

@@ -13,7 +13,7 @@ use crate::prepare::{
 /// Sends process 0 the links of groups, where they are reported.
 ///
 /// # Errors
-/// [`PrepareError::Parted`], and that of `go_on`.
+/// [`PrepareError::Parted`], and the error of `go_on`.
 pub(in crate::prepare::together) fn send_groups(
     peers: &dyn Peers,
     groups: Option<Groups>,
@@ -40,7 +40,7 @@ pub(in crate::prepare::together) fn send_groups(
 /// Takes the links of a process.
 ///
 /// # Errors
-/// [`PrepareError::Message`] for documents that there are not, [`PrepareError::Parted`], and that of `go_on`.
+/// [`PrepareError::Message`] for unknown documents, [`PrepareError::Parted`], and the error of `go_on`.
 pub(super) fn receive_groups(
     comparing: Comparing<'_>,
     process: usize,
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::prepare::{Dedup, DedupSettings, Parted, Reporting, together::forward::Share};
 
-    /// Peers of which one takes what is sent, and another gives it back.
+    /// Peers that put sent messages into one queue, and receive from it.
     #[derive(Default)]
     struct Mail(Mutex<VecDeque<Vec<u8>>>);
 

@@ -77,7 +77,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Sends what is left, and that it was all.
+    /// Sends the remaining verdicts, and a mark that they were the last.
     fn finish(&mut self) {
         for to in 0..self.pages.len() {
             for which in 0..2 {
@@ -101,7 +101,7 @@ impl Telling<'_> {
 /// Takes entries of this process's buckets, and verdicts on its documents.
 pub(super) struct Receiver<'a> {
     comparing: Comparing<'a>,
-    /// Until all entries are there.
+    /// The sorter of entries, until all entries have arrived.
     sorter: Option<Sorter>,
     /// Processes that have sent all their entries.
     complete: usize,
@@ -228,7 +228,7 @@ mod tests {
         together::forward::Share,
     };
 
-    /// Peers of which one sends the same message again and again, and so often.
+    /// Peers from which the same message comes again and again, `left` times.
     struct Flood {
         message: Vec<u8>,
         left: AtomicUsize,
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// What a process with two inputs, of which it has found out about ten documents, does about such messages.
+    /// Receives such messages in a process with two inputs, which may have sent the entries of ten documents.
     fn receive_flood(
         flood: &Flood,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,

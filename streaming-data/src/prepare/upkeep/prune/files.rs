@@ -29,7 +29,7 @@ pub(super) enum Files<'a> {
 }
 
 impl Files<'_> {
-    /// What errors call one of them, or without a name the data set.
+    /// The path or URL of a file in error messages; of the data set where the name is empty.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
             Files::Local(folder) if name.is_empty() => folder.to_path_buf(),
@@ -126,7 +126,7 @@ fn is_report(name: &str) -> bool {
     REPORT_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// The hash that a name below the folder stands for.
+/// The hash in a file's name below the folder.
 fn hash_of_name(name: &str) -> Option<ContentHash> {
     let digits = match name.split_once('/') {
         None => {

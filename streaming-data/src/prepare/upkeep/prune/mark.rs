@@ -1,9 +1,9 @@
 //! How updates and `prune` keep out of each other's way in a store, which has no locks.
 //!
-//! An object says that `prune` is at work, or of the last time that it was: each time other words. `prune` puts it first,
-//! and lists versions then. An update puts all objects of its version, its index among them, and looks at this object
-//! then; only if it is what it was when the update began does it become the newest. So either the update sees that
-//! it is another, and gives up, or `prune` sees the update's version, and keeps what it has.
+//! A mark, which is an object, says that `prune` is at work or has ended; its content differs for every `prune`. `prune`
+//! first writes the mark and then lists versions. An update writes all objects of its version, its index among them, and
+//! then reads the mark; its version becomes the newest only if the mark is the same as when the update began. So either
+//! the update sees that the mark changed, and gives up, or `prune` sees the update's version, and keeps its files.
 
 use bytes::Bytes;
 
@@ -17,7 +17,7 @@ const MARK_FILE: &str = "pruned";
 const AT_WORK: &str = "prune at work";
 const DONE: &str = "pruned";
 
-/// That this process prunes the data set.
+/// The mark of this process while it prunes the data set.
 pub(super) struct Mark<'a> {
     folder: &'a RemoteFolder,
     token: String,
@@ -25,7 +25,7 @@ pub(super) struct Mark<'a> {
 }
 
 impl<'a> Mark<'a> {
-    /// Puts it, in place of that of a process which was killed, too.
+    /// Writes the mark, also over the mark of a process that was killed.
     pub fn put(folder: &'a RemoteFolder) -> Result<Mark<'a>, PrepareError> {
         let (name, token) = (mark_file(), new_token());
         let content = Bytes::from(format!("{AT_WORK} {token}\n"));
@@ -34,7 +34,7 @@ impl<'a> Mark<'a> {
         Ok(Mark { folder, token, claim })
     }
 
-    /// Whether no other process has taken this over. What is under way when one does is removed all the same.
+    /// Fails if another process has replaced the mark. A removal that is under way at that moment still happens.
     pub fn check(&self) -> Result<(), PrepareError> {
         match self.folder.is_claimed_by(&self.claim)? {
             true => Ok(()),
@@ -42,7 +42,7 @@ impl<'a> Mark<'a> {
         }
     }
 
-    /// Nothing is removed any more.
+    /// Changes the mark to say that `prune` has ended: nothing is removed any more.
     pub fn end(mut self) -> Result<(), PrepareError> {
         let content = format!("{DONE} {}\n", self.token).into();
         match self.folder.replace_claim(&mut self.claim, content)? {
@@ -52,12 +52,12 @@ impl<'a> Mark<'a> {
     }
 }
 
-/// What an update knows of `prune` when it begins.
+/// The content of the mark when an update begins; `None` where there is no mark.
 #[derive(Debug)]
 pub(crate) struct Unpruned(Option<Bytes>);
 
 impl Unpruned {
-    /// To be looked at after the index that the update begins with.
+    /// Reads the mark, after the index that the update begins with was read.
     ///
     /// # Errors
     /// [`PrepareError::PruneRunning`], and the errors of the store.
@@ -69,7 +69,7 @@ impl Unpruned {
         }
     }
 
-    /// Whether nothing was removed since; to be asked once the version and its index are there.
+    /// Fails if the mark changed; to be called once the version and its index are written.
     ///
     /// # Errors
     /// [`PrepareError::UpdateOvertaken`], and the errors of the store.
