@@ -134,6 +134,12 @@ DEVICE float4 load4(const bf16* at) {
     const uint2 pairs = *reinterpret_cast<const uint2*>(at);
     return make_float4(first_of(pairs.x), second_of(pairs.x), first_of(pairs.y), second_of(pairs.y));
 }
+DEVICE void unpack(float* out, float4 x) {
+    out[0] = x.x;
+    out[1] = x.y;
+    out[2] = x.z;
+    out[3] = x.w;
+}
 DEVICE void store4(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
 // store4 to global memory that the compiler cannot split in four, as it does where the place is a sum of
 // several offsets.

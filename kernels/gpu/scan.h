@@ -195,13 +195,6 @@ DEVICE void zero_columns(activation* shared) {
     for (u32 i = 0; i < COUNT; i++) shared[i] = rounded(0.0f);
 }
 
-DEVICE void unpack(float* out, float4 x) {
-    out[0] = x.x;
-    out[1] = x.y;
-    out[2] = x.z;
-    out[3] = x.w;
-}
-
 // Four neighbouring numbers; WIDE: with one access.
 DEVICE void take4(float (&out)[4], const float* from, bool wide) {
     if (wide) {

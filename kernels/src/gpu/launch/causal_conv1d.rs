@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::sizes::{Access, blocks, sequences32, size32, stride_bytes};
+use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, check_piece, exactly, exactly_mut, row_stride, row_stride_mut};
 use crate::backend::{CausalConv1d, ConvGradients, ConvInputs, PieceState};
 use crate::error::Result;
@@ -54,6 +54,8 @@ struct Forward {
 
 /// Positions that a thread walks of a piece.
 const SECTION: usize = 16;
+/// Channels of a thread of `causal_conv1d_silu_step`.
+const STEP_CHANNELS: usize = 4;
 
 /// `CausalConv1dSiluPiece` of causal_conv1d.cu.
 #[repr(C)]
@@ -351,9 +353,28 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
             blocks: size32(KERNEL, "blocks of a section", blocks_of_section)?,
             elements: elements as u64,
         };
-        let sections = (positions as usize).div_ceil(SECTION);
-        let launch = blocks(KERNEL, sections * blocks_of_section, THREADS)?.early(rows);
-        let name = if shape.width() <= 4 { KERNEL } else { "causal_conv1d_silu_piece_long" };
+        let Piece { out, state, x, weight, bias, out_stride, x_stride, .. } = arguments;
+        let four = STEP_CHANNELS as u64 * size_of::<P::Activation>() as u64;
+        let access = Access::of(WIDE_BYTES, &[state, weight, bias].map(|address| (address, 0)));
+        let of_rows = [(out, out_stride), (x, x_stride)]
+            .map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
+        let is_step = positions == 1
+            && arguments.lengths == Address::NULL
+            && shape.width() == SHORT_TAPS
+            && channels.is_multiple_of(STEP_CHANNELS)
+            && access.and(Access::of(four, &of_rows)) == Access::Wide;
+        let (name, blocks_of_piece) = if is_step {
+            let threads = elements / STEP_CHANNELS;
+            ("causal_conv1d_silu_step", threads.div_ceil(THREADS as usize))
+        } else {
+            let sections = (positions as usize).div_ceil(SECTION);
+            let name = match shape.width() <= SHORT_TAPS {
+                true => KERNEL,
+                false => "causal_conv1d_silu_piece_long",
+            };
+            (name, sections * blocks_of_section)
+        };
+        let launch = blocks(KERNEL, blocks_of_piece, THREADS)?.early(rows);
         // SAFETY: `row_stride` has checked all rows, and state and lengths have their exact sizes.
         unsafe { self.launch(stream, &CAUSAL_CONV1D, name, launch, arguments) }
     }
