@@ -1,6 +1,6 @@
 // One position of the selective scan of each sequence for generation, of channels with sixteen states in blocks of 32
 // channels: the bits are those of a piece (scan_piece.cu) of one position. A thread has four states of a channel, of two samples at
-// once where there are several: then twice as much is on its way, and the rates of the states are read half as often.
+// once where there are many: then twice as much is on its way, and the rates of the states are read half as often.
 //
 // scan_step_projected also computes the raw steps of time, delta_raw[b, e] = low[b, r] weight[e, r]^T, with the bits of
 // ordered_product.h: with few samples, the time of a token is the latency of one kernel after the other, and this saves
@@ -46,7 +46,7 @@ DEVICE void take_activations(float (&out)[4], const activation* from, bool wide)
 // `delta_of(row)` returns a raw step of time, once the kernel ahead has ended.
 template <u32 SAMPLES, class Delta>
 DEVICE void step(const ScanPieceArguments& arguments, const Own<SAMPLES>& my, Delta& delta_of) {
-    const bool wide = arguments.wide != 0;
+    const bool wide = SAMPLES > 1 || arguments.wide != 0;
     const u64 of_sample = static_cast<u64>(arguments.channels) * 16;
     float* const state = arguments.state + my.row * of_sample + my.channel * 16 + my.quad * 4;
 #pragma unroll
@@ -112,8 +112,9 @@ DEVICE void step_of(const ScanPieceArguments& arguments) {
 
 }  // namespace
 
-KERNEL(scan_step, SCAN_THREADS, 8, ScanPieceArguments) { step_of<1>(arguments); }
-KERNEL(scan_step_of_two, SCAN_THREADS, 8, ScanPieceArguments) { step_of<2>(arguments); }
+KERNEL(scan_step, SCAN_THREADS, 1, ScanPieceArguments) { step_of<1>(arguments); }
+// For aligned rows.
+KERNEL(scan_step_of_two, SCAN_THREADS, 12, ScanPieceArguments) { step_of<2>(arguments); }
 
 #if ACTIVATION_BF16
 struct ScanStepArguments {

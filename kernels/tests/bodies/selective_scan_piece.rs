@@ -18,46 +18,51 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    let mut seed = 0;
+    let mut shapes = Vec::new();
     for states in [1, 3, 8, 16, 17, 256] {
         for channels in device.sizes.choose(vec![1, 3, 16, 17, 40, 64], vec![1, 17, 64]) {
-            for samples in device.sizes.choose(vec![1, 2, 3], vec![2, 3]) {
-                seed += 1;
-                device.margin = MARGINS[seed as usize % 2];
-                let mut inputs = Inputs::new(seed);
-                let sequences = SequenceShape::new(samples, 1).unwrap();
-                let shape = ScanShape::new(sequences, 1, channels, states).unwrap();
-                let held = samples * channels * states;
-                let initial = inputs.uniform(held, -1.0, 1.0);
-                let mut state = Placed::new(&mut device, Layout::range(held), &initial);
-                let mut expected_state = wide(&initial);
-                for position in 0..6 {
-                    let regime = [Regime::Mild, Regime::Saturated][position / 3];
-                    let label = format!("scan step {shape:?} position {position} seed {seed}");
-                    let case = ScanCase::new::<B::Activation>(&mut inputs, shape, regime);
-                    let placed = PlacedInputs::new(&mut device, &case, shape);
-                    let packed = Layout::packed(samples, channels);
-                    let mut out = Placed::poisoned(&mut device, packed);
-                    backend
-                        .selective_scan_piece(
-                            &mut device.stream,
-                            out.matrix_mut(),
-                            PieceState { state: state.slice_mut(), lengths: None },
-                            placed.view(),
-                            shape,
-                        )
-                        .expect(&label);
-                    let expected = step(&mut expected_state, &case.wide().view(), shape);
-                    let (out, state) = (out.read(&mut device), state.read(&mut device));
-                    let of_state = tolerance::<f32>(states * (position + 1));
-                    let of_out = tolerance::<B::Activation>(states * (position + 1));
-                    assert_close_beside(&label, &out, &expected, of_out.rounded_twice(), 1.0);
-                    let label = format!("{label} state");
-                    assert_close_beside(&label, &state, &expected_state, of_state, 1.0);
-                    transcript.record(&label, &out);
-                    transcript.record(&label, &state);
-                }
+            for samples in device.sizes.choose(vec![1, 2, 3], vec![2]) {
+                shapes.push(([states, channels, samples], MARGINS[shapes.len() % 2]));
             }
+        }
+    }
+    // So many that a thread steps two samples, of which the last thread of a channel has one; and rows that are not aligned.
+    let many = device.sizes.choose_for_gpu(vec![4096], vec![64])[0];
+    shapes.extend(MARGINS.map(|margin| ([16, many, 33], margin)));
+    for (seed, ([states, channels, samples], margin)) in shapes.into_iter().enumerate() {
+        device.margin = margin;
+        let mut inputs = Inputs::new(seed as u64);
+        let sequences = SequenceShape::new(samples, 1).unwrap();
+        let shape = ScanShape::new(sequences, 1, channels, states).unwrap();
+        let held = samples * channels * states;
+        let initial = inputs.uniform(held, -1.0, 1.0);
+        let mut state = Placed::new(&mut device, Layout::range(held), &initial);
+        let mut expected_state = wide(&initial);
+        for position in 0..6 {
+            let regime = [Regime::Mild, Regime::Saturated][position / 3];
+            let label = format!("scan step {shape:?} position {position} seed {seed}");
+            let case = ScanCase::new::<B::Activation>(&mut inputs, shape, regime);
+            let placed = PlacedInputs::new(&mut device, &case, shape);
+            let packed = Layout::packed(samples, channels);
+            let mut out = Placed::poisoned(&mut device, packed);
+            backend
+                .selective_scan_piece(
+                    &mut device.stream,
+                    out.matrix_mut(),
+                    PieceState { state: state.slice_mut(), lengths: None },
+                    placed.view(),
+                    shape,
+                )
+                .expect(&label);
+            let expected = step(&mut expected_state, &case.wide().view(), shape);
+            let (out, state) = (out.read(&mut device), state.read(&mut device));
+            let of_state = tolerance::<f32>(states * (position + 1));
+            let of_out = tolerance::<B::Activation>(states * (position + 1));
+            assert_close_beside(&label, &out, &expected, of_out.rounded_twice(), 1.0);
+            let label = format!("{label} state");
+            assert_close_beside(&label, &state, &expected_state, of_state, 1.0);
+            transcript.record(&label, &out);
+            transcript.record(&label, &state);
         }
     }
     transcript
