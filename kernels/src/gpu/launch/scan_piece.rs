@@ -22,7 +22,7 @@ use crate::view::MatrixMut;
 /// Lanes of a channel of `scan_step`.
 const STEP_LANES: usize = 4;
 /// Blocks for each multiprocessor from which on threads have two samples each: on an H200, 5,120 channels of 8 samples (5 blocks) take
-/// 14 % longer so, and of 32 (19 blocks) 10 % less.
+/// 14 % longer so, and of 32 (19 blocks) 15 % less.
 const BLOCKS_OF_TWO: usize = 16;
 
 /// `ScanPieceArguments` of `scan.h`.
