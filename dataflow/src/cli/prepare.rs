@@ -100,29 +100,30 @@ pub(crate) struct PrepareArguments {
     /// Samples of each shard; by default about 64 MiB of tokens.
     #[arg(long, value_name = "N")]
     shard_samples: Option<NonZeroUsize>,
-    /// Make a data set that --update keeps up to date. Shards are named by their content and end where documents say so, so that
-    /// a change rewrites those that it touches: sizes vary by a third, up to twice --shard-samples, and at the end of each some tokens
-    /// fill no sample. Beside them stands what is known of the documents, 35 bytes and a name for each, of `--dedup near` 150; paths
-    /// in it are absolute. The inputs are read twice, documents as a whole.
+    /// Make a data set that --update keeps up to date. Shards are named by their content and end at places that the documents
+    /// determine, so that a change rewrites only the shards it touches. Sizes vary by a third, up to twice --shard-samples, and some
+    /// tokens at the end of each shard fill no sample. Records of the documents are kept beside the shards: 35 bytes and a name for
+    /// each, 150 with `--dedup near`; their paths are absolute. The inputs are read twice, whole documents at a time.
     #[arg(long)]
     updatable: bool,
-    /// Write what the data set is made of: report.html, a page that needs nothing but a browser, and report.json, beside the shards.
-    /// Documents by verdict and rule with the first three of each, as they were read and up to 240 characters; lengths; groups of duplicates;
-    /// tokens by source; and of a data set with --updatable, what an update changed: each version has its report then, and each record
-    /// the length of its document. No time stands in it, and it is the same for any number of workers and processes. `inspect` says it in words.
+    /// Write a report on the data set beside the shards: report.html, a page that needs only a browser, and report.json. They hold
+    /// the documents by verdict and rule with the first three of each (as read, up to 240 characters), lengths, groups of duplicates
+    /// and tokens by source; for a data set with --updatable also what an update changed: each version has a report, and each record
+    /// holds the length of its document. A report holds no time, and is the same for any number of workers and processes. `inspect`
+    /// prints it as text.
     #[arg(long, conflicts_with = "print_filter")]
     report: bool,
-    /// Make a new version of an updatable data set, of its inputs as they are now: --output is the data set, and all other settings
-    /// stand in it. Only what changed, by size and time, is read, and the new version is what a preparation from nothing
-    /// would make. Older ones stay until `tidemill prune`. What is known of documents of inputs that are read again, or gone, is held
-    /// in memory meanwhile: some 400 bytes for each with --dedup near.
+    /// Make a new version of an updatable data set from its inputs as they are now. --output is the data set; all other settings are
+    /// those that it was prepared with. Only inputs whose size or time changed are read, and the new version is the same as one
+    /// prepared from nothing. Older versions stay until `tidemill prune`. Records of documents whose inputs are read again, or are
+    /// gone, are held in memory meanwhile: about 400 bytes each with --dedup near.
     #[arg(long, requires = "output", conflicts_with_all = [
         "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
         "shard_samples", "strict", "updatable", "report", "print_filter",
     ])]
     update: bool,
-    /// Update the data set, and again whenever its inputs change, until this is stopped (Ctrl-C or SIGTERM). A line tells of
-    /// each new version. What is wrong with inputs after the first version is told, and tried again.
+    /// Update the data set, and again whenever its inputs change, until stopped (Ctrl-C or SIGTERM). Each new version is reported in
+    /// a line. Errors in inputs after the first version are reported, and the update is tried again.
     #[arg(long, requires = "output", conflicts_with_all = [
         "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
         "shard_samples", "strict", "updatable", "report", "print_filter", "update", "verify", "processes", "process",

@@ -9,9 +9,9 @@ use crate::parallel::Sharding;
 pub(crate) enum ShardChoice {
     /// The optimizer's state.
     Optimizer,
-    /// And sums of gradients.
+    /// The optimizer's state and sums of gradients.
     Gradients,
-    /// And parameters.
+    /// The optimizer's state, sums of gradients and parameters.
     Parameters,
 }
 
