@@ -69,6 +69,12 @@ fn kernels_that_are_wrong_are_named() {
             "sum = fmaf(weight[0], window[tap], sum);",
             "causal_conv1d",
         ),
+        (
+            "causal_conv1d.cu",
+            "sums[i] = fmaf(weight[i][tap], x, sums[i]);",
+            "sums[i] = fmaf(weight[i][0], x, sums[i]);",
+            "causal_conv1d",
+        ),
     ];
     for (source, from, to, kernels) in breaks {
         match &broken(source, from, to)[..] {

@@ -11,6 +11,8 @@ use crate::shape::{ConvShape, ScanShape, SequenceShape};
 /// Samples, positions and channels: less than a tile or a chunk has, and more than one.
 const SIZES: [[usize; 3]; 2] = [[2, 7, 12], [1, 131, 40]];
 const TAPS: usize = 4;
+/// Positions of pieces: a token, and part of a prompt.
+const PIECE_POSITIONS: [usize; 2] = [1, 3];
 
 pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     for [samples, positions, channels] in SIZES {
@@ -54,26 +56,49 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
         checker.compare("causal_conv1d_silu_backward, dweight", &dweight, &backward.dweight)?;
         checker.compare("causal_conv1d_silu_backward, dbias", &dbias, &backward.dbias)?;
 
-        let shape = ConvShape::new(SequenceShape::new(samples, 1)?, 1, channels, TAPS)?;
-        let mut state = checker.numbers::<f32>(samples * channels * (TAPS - 1), [-1.0, 1.0])?;
-        let x = checker.activations(samples * channels)?;
-        let mut out = checker.room::<B::Activation>(samples * channels)?;
-        let mut moved = state.wide.clone();
-        let expected = conv::step(&mut moved, &x.wide, &weight.wide, Some(&bias.wide), shape);
-        let (backend, stream) = (checker.backend, &mut checker.stream);
-        let inputs = ConvInputs {
-            x: x.matrix(channels)?,
-            weight: weight.slice(),
-            bias: Some(bias.slice()),
-            starts: None,
-        };
-        let piece = PieceState { state: state.slice_mut(), lengths: None };
-        let results = out.matrix_mut(channels)?;
-        backend.causal_conv1d_silu_piece(stream, results, piece, inputs, shape)?;
-        checker.compare("causal_conv1d_silu_piece", &out, &expected)?;
-        checker.compare("causal_conv1d_silu_piece, state", &state, &moved)?;
+        for positions in PIECE_POSITIONS {
+            conv_piece(checker, [samples, positions, channels], &weight, &bias)?;
+        }
     }
     Ok(())
+}
+
+/// A piece of each sample, from a state that is given.
+fn conv_piece<B: Backend>(
+    checker: &mut Checker<'_, B>,
+    [samples, positions, channels]: [usize; 3],
+    weight: &Numbers<B, f32>,
+    bias: &Numbers<B, f32>,
+) -> Result<()> {
+    let shape_of = |positions| -> Result<ConvShape> {
+        ConvShape::new(SequenceShape::new(samples, positions)?, 1, channels, TAPS)
+    };
+    let elements = samples * positions * channels;
+    let mut state = checker.numbers::<f32>(samples * channels * (TAPS - 1), [-1.0, 1.0])?;
+    let x = checker.activations(elements)?;
+    let mut out = checker.room::<B::Activation>(elements)?;
+    let (mut moved, mut expected) = (state.wide.clone(), vec![0.0; elements]);
+    for position in 0..positions {
+        let row = |sample| (sample * positions + position) * channels;
+        let newest: Vec<f64> =
+            (0..samples).flat_map(|sample| &x.wide[row(sample)..][..channels]).copied().collect();
+        let stepped = conv::step(&mut moved, &newest, &weight.wide, Some(&bias.wide), shape_of(1)?);
+        for (sample, of_sample) in stepped.chunks_exact(channels).enumerate() {
+            expected[row(sample)..][..channels].copy_from_slice(of_sample);
+        }
+    }
+    let (backend, stream) = (checker.backend, &mut checker.stream);
+    let inputs = ConvInputs {
+        x: x.matrix(channels)?,
+        weight: weight.slice(),
+        bias: Some(bias.slice()),
+        starts: None,
+    };
+    let piece = PieceState { state: state.slice_mut(), lengths: None };
+    let results = out.matrix_mut(channels)?;
+    backend.causal_conv1d_silu_piece(stream, results, piece, inputs, shape_of(positions)?)?;
+    checker.compare("causal_conv1d_silu_piece", &out, &expected)?;
+    checker.compare("causal_conv1d_silu_piece, state", &state, &moved)
 }
 
 /// 16 states, as models have, and another number.
