@@ -114,7 +114,7 @@ DEVICE void step_of(const ScanPieceArguments& arguments) {
 
 KERNEL(scan_step, SCAN_THREADS, 1, ScanPieceArguments) { step_of<1>(arguments); }
 // For aligned rows.
-KERNEL(scan_step_of_two, SCAN_THREADS, 12, ScanPieceArguments) { step_of<2>(arguments); }
+KERNEL(scan_step_of_two, SCAN_THREADS, ACTIVATION_BF16 ? 12 : 10, ScanPieceArguments) { step_of<2>(arguments); }
 
 #if ACTIVATION_BF16
 struct ScanStepArguments {
