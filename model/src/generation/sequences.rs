@@ -12,6 +12,7 @@
 //! tokens are then always the first ones, and the arguments of kernels are contiguous.
 
 mod logits;
+mod step;
 
 use tidemill_kernels::backend::{KernelGroup, Output};
 use tidemill_kernels::shape::GrainRows;
@@ -29,6 +30,9 @@ use crate::norm::NormScratch;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
+use self::logits::Choices;
+use self::step::Step;
+
 /// The state of several sequences in a model.
 pub struct Sequences<'m, B: Backend> {
     model: &'m LanguageModel<B>,
@@ -45,10 +49,7 @@ pub struct Sequences<'m, B: Backend> {
     /// `logits[b, v]`, with the table's padding.
     logits: B::Buffer<f32>,
     host_logits: Vec<f32>,
-    /// `chosen[b]`: the chosen tokens.
-    chosen: B::Buffer<u32>,
-    /// `uniforms[b]`: the random numbers that tokens are drawn with.
-    uniforms: B::Buffer<f64>,
+    choices: Choices<B>,
     /// The kernels that choose tokens.
     choosing: Option<KernelGroup>,
     step: Step<B::Graph>,
@@ -56,7 +57,7 @@ pub struct Sequences<'m, B: Backend> {
 
 /// Memory of one piece that belongs to no block.
 struct Rows<B: Backend> {
-    /// `tokens[b t]`
+    /// `tokens[b t]`. The device leaves the tokens that it chooses here, for the next step.
     tokens: B::Buffer<u32>,
     /// `past[b]`
     past: B::Buffer<u32>,
@@ -69,18 +70,6 @@ struct Rows<B: Backend> {
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
     norm: NormScratch<B>,
-}
-
-/// How a step of one token for every sequence is enqueued.
-enum Step<G> {
-    /// No step has run yet with this number of sequences and the present scratch memory.
-    New,
-    /// One step has run, so that scratch memory has its final size.
-    Ran,
-    /// As one recorded graph.
-    Recorded(G),
-    /// Kernel by kernel, on a device without graphs.
-    Enqueued,
 }
 
 impl<'m, B: Backend> Sequences<'m, B> {
@@ -166,8 +155,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
             newest: device.backend.allocate(device.stream, sequences * width)?,
             logits: device.backend.allocate(device.stream, sequences * table_rows)?,
             host_logits: Vec::new(),
-            chosen: device.backend.allocate(device.stream, sequences)?,
-            uniforms: device.backend.allocate(device.stream, sequences)?,
+            choices: Choices::new(device, sequences)?,
             choosing,
             step: Step::New,
         })
@@ -206,11 +194,6 @@ impl<'m, B: Backend> Sequences<'m, B> {
         self.lengths.clear();
         self.lengths.resize(sequences, 0);
         Ok(())
-    }
-
-    /// Whether there is no room for another token of `sequence`.
-    pub(crate) fn is_full(&self, sequence: usize) -> bool {
-        self.lengths[sequence] as usize >= self.room.positions
     }
 
     /// Keeps some sequences and drops the others: `kept[i]`, ascending, becomes sequence i.
@@ -253,29 +236,6 @@ impl<'m, B: Backend> Sequences<'m, B> {
         let width = self.model.width();
         adopt_row(device, (&mut self.newest, width), place, (&from.newest, width))?;
         self.lengths[place] = positions;
-        Ok(())
-    }
-
-    /// Adds the chosen token of each sequence.
-    ///
-    /// # Errors
-    /// A number of tokens that is not that of the sequences; else as [`advance`](Self::advance).
-    pub fn write(&mut self, device: &mut Device<'_, B>, tokens: &[u32]) -> Result<()> {
-        if tokens.len() != self.lengths.len() {
-            return Err(ModelError::Microbatch {
-                what: "chosen tokens",
-                expected: self.lengths.len().to_string(),
-                found: tokens.len(),
-            });
-        }
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        let rows: Vec<&[u32]> = tokens.chunks(1).collect();
-        self.check(&rows)?;
-        let piece = self.enter(device, &rows)?;
-        self.run_step(device, &piece)?;
-        self.lengths.iter_mut().for_each(|length| *length += 1);
         Ok(())
     }
 
@@ -358,15 +318,20 @@ impl<'m, B: Backend> Sequences<'m, B> {
         let Device { backend, stream } = device;
         let on_device = SliceMut::new(&mut self.rows.tokens, 0, packed.len())?;
         backend.write(stream, on_device, &packed)?;
-        let past = SliceMut::new(&mut self.rows.past, 0, tokens.len())?;
-        backend.write(stream, past, &self.lengths[..tokens.len()])?;
         if !piece.is_even() {
             let lengths: Vec<u32> = tokens.iter().map(|tokens| tokens.len() as u32).collect();
             let on_device = SliceMut::new(&mut self.rows.lengths, 0, lengths.len())?;
             backend.write(stream, on_device, &lengths)?;
         }
-        self.write_places(device, &piece)?;
+        self.enter_positions(device, &piece)?;
         Ok(piece)
+    }
+
+    /// Writes the positions of one piece to the device.
+    fn enter_positions(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+        let past = SliceMut::new(&mut self.rows.past, 0, piece.sequences())?;
+        device.backend.write(device.stream, past, &self.lengths[..piece.sequences()])?;
+        self.write_places(device, piece)
     }
 
     /// Writes the indices into a table of learned positions; rows that pad a piece take the last
@@ -379,42 +344,6 @@ impl<'m, B: Backend> Sequences<'m, B> {
         let host: Vec<u32> = lengths.iter().flat_map(places).collect();
         let on_device = SliceMut::new(&mut self.rows.places, 0, host.len())?;
         Ok(device.backend.write(device.stream, on_device, &host)?)
-    }
-
-    /// One token of every sequence. The kernels and buffers are the same for every token, so they
-    /// are recorded once and then enqueued together.
-    fn run_step(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
-        if let Step::Recorded(graph) = &self.step {
-            return Ok(device.backend.replay(device.stream, graph)?);
-        }
-        if let Step::Ran = self.step {
-            let backend = device.backend;
-            // Recording passes on only the errors of the kernels inside, which are the model's.
-            let mut failed = Ok(());
-            let recorded = backend.record_graph(device.stream, &mut |stream| {
-                failed = self.run_step_kernels(&mut Device { backend, stream }, piece);
-                Ok(())
-            });
-            failed?;
-            if let Some(graph) = recorded? {
-                backend.replay(device.stream, &graph)?;
-                self.step = Step::Recorded(graph);
-                return Ok(());
-            }
-            self.step = Step::Enqueued;
-        }
-        if let Step::New = self.step {
-            self.step = Step::Ran;
-        }
-        self.run_step_kernels(device, piece)
-    }
-
-    fn run_step_kernels(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
-        self.run(device, piece, Products::Ordered)?;
-        let elements = piece.sequences() * self.model.width();
-        let newest = SliceMut::new(&mut self.newest, 0, elements)?;
-        let from = Slice::new(&self.rows.residual, 0, elements)?;
-        Ok(device.backend.copy(device.stream, newest, from)?)
     }
 
     /// From the tokens on the device to the head's input.

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use tidemill_kernels::backend::NO_TOKEN;
+use tidemill_kernels::backend::{MemoryPlace, NO_TOKEN};
 use tidemill_kernels::{Backend, FloatEnvironment};
 
 use crate::error::{ModelError, Result};
@@ -70,9 +70,12 @@ pub enum Written<'a> {
 /// its state is copied to the free place.
 ///
 /// When no prompt waits, ended sequences are still computed with the others and their tokens
-/// ignored, until half of the sequences have ended. Then the others move to the front; this happens
-/// earlier if an ended sequence has no positions left. A move copies all states and needs a new
-/// recording, so this limits the number of moves.
+/// ignored, until half of the sequences have ended. Then the others move to the front. A move
+/// copies all states and needs a new recording, so this limits the number of moves.
+///
+/// A device with memory of its own that takes the most likely tokens begins the next step before
+/// the host has read them. So a sequence that ends with a stop token is computed once more, and
+/// a prompt that takes its place enters behind that step.
 ///
 /// # Errors
 /// As [`generate`].
@@ -110,37 +113,34 @@ pub fn generate_batch<B: Backend>(
     sequences.advance(device, &tokens)?;
     let mut entering = None;
     loop {
-        writing.choose(device, sequences, &mut writers)?;
-        for (place, writer) in writers.iter_mut().enumerate() {
-            while writer.done && !waiting.is_empty() {
-                *writer = writing.writer(prompts.len() - waiting.len(), model)?;
-                waiting = &waiting[1..];
-                let entering = match &mut entering {
-                    Some(entering) => entering,
-                    None => entering.insert(sequences.one_more(device)?),
-                };
-                entering.begin(device, 1)?;
-                entering.advance(device, &[prompts[writer.place].tokens])?;
-                writing.choose(device, entering, std::slice::from_mut(writer))?;
-                if !writer.done {
-                    sequences.adopt(device, place, entering)?;
-                }
-            }
-        }
+        let has_stepped = writing.choose(device, sequences, &mut writers)?;
         let unfinished = writers.iter().filter(|writer| !writer.done).count();
-        if unfinished == 0 {
+        if unfinished == 0 && waiting.is_empty() {
             return Ok(writing.answers);
         }
-        // An ended sequence at the model's last position cannot be computed on.
-        let is_full = |(place, writer): (usize, &Writer)| writer.done && sequences.is_full(place);
-        if unfinished * 2 <= writers.len() || writers.iter().enumerate().any(is_full) {
+        if waiting.is_empty() && unfinished * 2 <= writers.len() {
             let places = writers.iter().enumerate().filter(|(_, writer)| !writer.done);
             let kept: Vec<usize> = places.map(|(place, _)| place).collect();
             sequences.keep(device, &kept)?;
             writers.retain(|writer| !writer.done);
         }
-        let tokens: Vec<u32> = writers.iter().map(|writer| writer.token).collect();
-        sequences.write(device, &tokens)?;
+        if unfinished > 0 && !has_stepped {
+            let tokens: Vec<u32> = writers.iter().map(|writer| writer.token).collect();
+            sequences.step_back_where_full();
+            sequences.write(device, &tokens)?;
+        }
+        for (place, writer) in writers.iter_mut().enumerate().filter(|(_, writer)| writer.done) {
+            let Some((_, others)) = waiting.split_first() else { break };
+            *writer = writing.writer(prompts.len() - waiting.len(), model)?;
+            waiting = others;
+            let entering = match &mut entering {
+                Some(entering) => entering,
+                None => entering.insert(sequences.one_more(device)?),
+            };
+            entering.begin(device, 1)?;
+            entering.advance(device, &[prompts[writer.place].tokens])?;
+            sequences.adopt(device, place, entering)?;
+        }
     }
 }
 
@@ -158,18 +158,29 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
         Writer::new(place, &self.prompts[place], self.settings, model)
     }
 
-    /// Appends the next token of each writer that has not ended to its answer.
+    /// Appends the next token of each writer that has not ended to its answer. Returns whether the
+    /// sequences already have these tokens.
     fn choose<B: Backend>(
         &mut self,
         device: &mut Device<'_, B>,
         sequences: &mut Sequences<'_, B>,
         writers: &mut [Writer],
-    ) -> Result<()> {
+    ) -> Result<bool> {
         for writer in writers.iter_mut().filter(|writer| !writer.done) {
             writer.uniform = writer.sampler.uniform();
         }
-        let tokens = match self.settings.sampling.choice() {
-            Choice::Likeliest => sequences.likeliest(device)?,
+        let mut has_stepped = false;
+        let choice = self.settings.sampling.choice();
+        let tokens = match choice {
+            Choice::Likeliest => {
+                sequences.choose_likeliest(device)?;
+                if device.backend.memory() == MemoryPlace::Device && self.goes_on(writers) {
+                    sequences.step_back_where_full();
+                    sequences.write_chosen(device)?;
+                    has_stepped = true;
+                }
+                sequences.chosen(device)?
+            }
             Choice::Draw(settings) => {
                 let uniforms: Vec<f64> = writers.iter().map(|writer| writer.uniform).collect();
                 sequences.draw(device, &uniforms, &settings)?
@@ -178,7 +189,13 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
         };
         if !take(writers, &tokens) {
             let vocab_size = sequences.model().vocab_size();
-            choose(writers, sequences.logits(device)?, vocab_size)?;
+            let logits = match choice {
+                Choice::OfHost => sequences.logits(device)?,
+                Choice::Likeliest | Choice::Draw(_) => sequences.formed_logits(device)?,
+            };
+            // An error where a step has begun: the device chooses the most likely of all finite
+            // logits.
+            choose(writers, logits, vocab_size)?;
         }
         for writer in writers.iter_mut().filter(|writer| !writer.done) {
             let answer = &mut self.answers[writer.place];
@@ -190,7 +207,14 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
                 (self.on_written)(writer.place, Written::Answer(answer));
             }
         }
-        Ok(())
+        Ok(has_stepped)
+    }
+
+    /// Whether some answer has room for more than the next token.
+    fn goes_on(&self, writers: &[Writer]) -> bool {
+        let goes_on =
+            |writer: &Writer| !writer.done && self.answers[writer.place].len() + 1 < writer.most;
+        writers.iter().any(goes_on)
     }
 }
 

@@ -167,51 +167,65 @@ pub fn batches_change_no_bit<B: Backend>(arm: &Arm<B>) {
 
 pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
-        let prompts = prompts(arm, model.vocab_size());
-        let settings = |stop_token| GenerationSettings {
-            max_new_tokens: 9,
-            stop_token,
-            sampling: SamplingSettings { seed: 3, temperature: 1.3, ..Default::default() },
-        };
-        let mut write = |at_once: usize, places: &[usize], stop_token| {
-            let sequences = Sequences::new(device, model, parameters, at_once, ROOM);
-            let mut sequences = sequences.expect("fits");
-            let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
-            let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
-            let mut seen = vec![Vec::new(); places.len()];
-            let mut ended = vec![0; places.len()];
-            let on_written = |place: usize, written: Written<'_>| match written {
-                Written::Token(token) => seen[place].push(token),
-                Written::Answer(tokens) => {
-                    assert_eq!(tokens, seen[place]);
-                    ended[place] += 1;
-                }
-            };
-            let settings = settings(stop_token);
-            let written = generate_batch(device, &mut sequences, &asked, &settings, on_written);
-            let written = written.expect("writes");
-            assert_eq!(written, seen);
-            assert_eq!(ended, vec![1; places.len()]);
-            written
-        };
-        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(1, &[place], None).remove(0)).collect();
-        assert_eq!(write(5, &[0, 1, 2, 3, 4], None), alone);
-        assert_eq!(write(5, &[4, 2], None), [alone[4].clone(), alone[2].clone()]);
-        assert!(write(5, &[], None).is_empty());
-        // Each ends separately, and the others move together.
-        for (stop, at_once) in [(alone[1][1], &[5, 1][..]), (alone[2][4], &[5, 3])] {
-            let until = |tokens: &Vec<u32>| {
-                let end =
-                    tokens.iter().position(|token| *token == stop).unwrap_or(tokens.len() - 1);
-                tokens[..=end].to_vec()
-            };
-            let expected: Vec<_> = alone.iter().map(until).collect();
-            // With less room, others take the places of those that have ended.
-            for &at_once in at_once {
-                assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
-            }
+        for temperature in [1.3, 0.0] {
+            let sampling = SamplingSettings { seed: 3, temperature, ..Default::default() };
+            answers_are_those_alone(arm, device, model, parameters, &sampling);
         }
     });
+}
+
+/// Asserts that prompts get the same tokens alone and with others, wherever their answers end.
+#[track_caller]
+fn answers_are_those_alone<B: Backend>(
+    arm: &Arm<B>,
+    device: &mut Device<'_, B>,
+    model: &LanguageModel<B>,
+    parameters: &Parameters<B>,
+    sampling: &SamplingSettings,
+) {
+    let prompts = prompts(arm, model.vocab_size());
+    let settings = |stop_token| GenerationSettings {
+        max_new_tokens: 9,
+        stop_token,
+        sampling: sampling.clone(),
+    };
+    let mut write = |at_once: usize, places: &[usize], stop_token| {
+        let sequences = Sequences::new(device, model, parameters, at_once, ROOM);
+        let mut sequences = sequences.expect("fits");
+        let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
+        let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
+        let mut seen = vec![Vec::new(); places.len()];
+        let mut ended = vec![0; places.len()];
+        let on_written = |place: usize, written: Written<'_>| match written {
+            Written::Token(token) => seen[place].push(token),
+            Written::Answer(tokens) => {
+                assert_eq!(tokens, seen[place]);
+                ended[place] += 1;
+            }
+        };
+        let settings = settings(stop_token);
+        let written = generate_batch(device, &mut sequences, &asked, &settings, on_written);
+        let written = written.expect("writes");
+        assert_eq!(written, seen);
+        assert_eq!(ended, vec![1; places.len()]);
+        written
+    };
+    let alone: Vec<Vec<u32>> = (0..5).map(|place| write(1, &[place], None).remove(0)).collect();
+    assert_eq!(write(5, &[0, 1, 2, 3, 4], None), alone);
+    assert_eq!(write(5, &[4, 2], None), [alone[4].clone(), alone[2].clone()]);
+    assert!(write(5, &[], None).is_empty());
+    // Each ends separately, and the others move together.
+    for (stop, at_once) in [(alone[1][1], &[5, 1][..]), (alone[2][4], &[5, 3])] {
+        let until = |tokens: &Vec<u32>| {
+            let end = tokens.iter().position(|token| *token == stop).unwrap_or(tokens.len() - 1);
+            tokens[..=end].to_vec()
+        };
+        let expected: Vec<_> = alone.iter().map(until).collect();
+        // With less room, others take the places of those that have ended.
+        for &at_once in at_once {
+            assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
+        }
+    }
 }
 
 /// Asserts that three prompts, written together and two at a time, get the tokens that the host
@@ -329,23 +343,28 @@ pub fn answers_end_with_the_positions<B: Backend>(arm: &Arm<B>) {
     for_each_model_of(arm, COUNT, |device, model, parameters| {
         let prompt = |length| text(length, model.vocab_size());
         let prompts = [5, COUNT, 1, COUNT - 2, 3].map(prompt);
-        let settings = GenerationSettings {
+        let learned = model.positions().is_some();
+        let settings = |temperature| GenerationSettings {
             max_new_tokens: 9,
             stop_token: None,
-            sampling: SamplingSettings { seed: 3, ..Default::default() },
+            sampling: SamplingSettings { seed: 3, temperature, ..Default::default() },
         };
         let mut sequences = Sequences::new(device, model, parameters, 5, 3 * COUNT).expect("fits");
-        let mut write = |places: &[usize]| {
-            let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
-            let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
-            generate_batch(device, &mut sequences, &asked, &settings, |_, _| ()).expect("writes")
-        };
-        let together = write(&[0, 1, 2, 3, 4]);
-        let lengths: Vec<usize> = together.iter().map(Vec::len).collect();
-        let learned = model.positions().is_some();
-        assert_eq!(lengths, if learned { [8, 1, 9, 3, 9] } else { [9; 5] });
-        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(&[place]).remove(0)).collect();
-        assert_eq!(together, alone);
+        for settings in [1.0, 0.0].map(settings) {
+            let mut write = |places: &[usize]| {
+                let prompt =
+                    |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
+                let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
+                let written = generate_batch(device, &mut sequences, &asked, &settings, |_, _| ());
+                written.expect("writes")
+            };
+            let together = write(&[0, 1, 2, 3, 4]);
+            let lengths: Vec<usize> = together.iter().map(Vec::len).collect();
+            assert_eq!(lengths, if learned { [8, 1, 9, 3, 9] } else { [9; 5] });
+            let alone: Vec<Vec<u32>> = (0..5).map(|place| write(&[place]).remove(0)).collect();
+            assert_eq!(together, alone);
+        }
+        let settings = settings(1.0);
 
         let long = text(COUNT + 2, model.vocab_size());
         let mut scorer = Scorer::new(device, model, parameters, 1, 3 * COUNT).expect("fits");
@@ -364,6 +383,48 @@ pub fn answers_end_with_the_positions<B: Backend>(arm: &Arm<B>) {
             }
         }
     });
+}
+
+/// Logits that are not finite numbers end the writing, also where the device has begun the next step
+/// by then, and leave no fault behind.
+pub fn logits_that_are_not_finite_are_an_error<B: Backend>(arm: &Arm<B>) {
+    let config = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
+    let model = LanguageModel::new(&config).expect("sizes");
+    let arena = model.initialize(7);
+    let prompt = text(3, model.vocab_size());
+    let settings = |temperature| GenerationSettings {
+        max_new_tokens: 5,
+        stop_token: None,
+        sampling: SamplingSettings { temperature, ..Default::default() },
+    };
+    let mut write = |arena: &[f32], temperature| {
+        let mut seen = Vec::new();
+        let written = arm.with_parameters(&model, arena, |device, parameters| {
+            let mut one = Sequences::new(device, &model, parameters, 1, ROOM).expect("fits");
+            let settings = settings(temperature);
+            let on_token = |token| seen.push(token);
+            let written = generate(device, &mut one, &prompt, &settings, on_token).map(|_| ());
+            one.begin(device, 1).expect("begins");
+            one.advance(device, &[&prompt]).expect("advances");
+            one.logits(device).expect("no fault is left");
+            written
+        });
+        (written, seen)
+    };
+    for temperature in [0.0, 1.0] {
+        let (written, expected) = write(&arena, temperature);
+        written.expect("finite");
+        assert!(!prompt.contains(&expected[0]), "{expected:?}");
+        // Only the second choice reads what the first token's embedding became.
+        let mut broken = arena.clone();
+        let table = model.layout().tensors().iter().find(|tensor| tensor.shape == [40, 24]);
+        let table = &mut broken[table.expect("an embedding").range()];
+        table[expected[0] as usize * 24..][..24].fill(f32::NAN);
+        let (written, seen) = write(&broken, temperature);
+        let error = written.expect_err("NaN").to_string();
+        assert!(error.contains("the logit of token 0 is NaN"), "{error}");
+        assert_eq!(seen, expected[..1]);
+    }
 }
 
 pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {

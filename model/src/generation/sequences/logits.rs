@@ -1,9 +1,9 @@
 //! Results of the newest tokens: logits, the most likely tokens, drawn tokens, and the head's
 //! input.
 
-use tidemill_kernels::backend::{DrawSettings, Output};
+use tidemill_kernels::backend::{DrawSettings, NO_TOKEN, Output};
 use tidemill_kernels::shape::GrainRows;
-use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+use tidemill_kernels::{Backend, KernelError, Matrix, Slice, SliceMut};
 
 use super::{Rows, Sequences, table_rows};
 use crate::error::{ModelError, Result};
@@ -12,6 +12,26 @@ use crate::language_model::LanguageModel;
 use crate::norm::NormPass;
 use crate::trainable::Device;
 
+/// Memory for the choice of tokens on the device.
+pub(super) struct Choices<B: Backend> {
+    /// `uniforms[b]`: the random numbers that tokens are drawn with.
+    uniforms: B::Buffer<f64>,
+    /// Copies chosen tokens to the host while the device computes on.
+    stream: B::DeviceStream,
+    /// `on_host[b]`: the chosen tokens.
+    on_host: B::Pinned<u32>,
+}
+
+impl<B: Backend> Choices<B> {
+    pub(super) fn new(device: &mut Device<'_, B>, sequences: usize) -> Result<Self> {
+        Ok(Self {
+            uniforms: device.backend.allocate(device.stream, sequences)?,
+            stream: device.backend.device_stream()?,
+            on_host: device.backend.pinned(sequences)?,
+        })
+    }
+}
+
 impl<B: Backend> Sequences<'_, B> {
     /// The logits after the newest token of every sequence: `logits[b, v]`, without padding.
     ///
@@ -19,12 +39,24 @@ impl<B: Backend> Sequences<'_, B> {
     /// A sequence without tokens, or a device that fails.
     pub fn logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
         self.form_logits(device)?;
+        self.formed_logits(device)
+    }
+
+    /// The logits that a choice on the device was made from, also where a
+    /// [step](Self::write_chosen) has begun since.
+    pub(crate) fn formed_logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
         let (sequences, head) = (self.lengths.len(), self.model.head());
         let table_rows = table_rows(self.model);
         let elements = sequences * table_rows;
         self.host_logits.resize(elements, 0.0);
         let logits = Slice::new(&self.logits, 0, elements)?;
-        device.backend.read(device.stream, &mut self.host_logits, logits)?;
+        match device.backend.read(device.stream, &mut self.host_logits, logits) {
+            // A step has begun with a token that could not be chosen; the logits say why.
+            Err(KernelError::TokenOutOfRange { token: NO_TOKEN, .. }) => {
+                device.backend.read(device.stream, &mut self.host_logits, logits)?;
+            }
+            read => read?,
+        }
         for sequence in 1..sequences {
             let first = sequence * table_rows;
             let to = sequence * head.vocab_size;
@@ -36,23 +68,34 @@ impl<B: Backend> Sequences<'_, B> {
     }
 
     /// The most likely token after the newest one of every sequence, found on the device: the first
-    /// of equal ones, and [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is not a
+    /// of equal ones, and [`NO_TOKEN`] where a logit is not a
     /// finite number.
     ///
     /// # Errors
     /// As [`logits`](Self::logits).
     pub fn likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        self.choose_likeliest(device)?;
+        self.chosen(device)
+    }
+
+    /// Enqueues [`likeliest`](Self::likeliest): the tokens are on the device, for
+    /// [`write_chosen`](Self::write_chosen), and on their way to the host, for
+    /// [`chosen`](Self::chosen).
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub(crate) fn choose_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         self.form_logits(device)?;
         let (sequences, scale) = (self.lengths.len(), self.model.head().logit_scale);
         let logits = without_padding(self.model, &self.logits, sequences)?;
         let Device { backend, stream } = device;
-        let tokens = SliceMut::new(&mut self.chosen, 0, sequences)?;
+        let tokens = SliceMut::new(&mut self.rows.tokens, 0, sequences)?;
         backend.likeliest(stream, tokens, logits, scale)?;
-        self.read_chosen(device)
+        self.send_chosen(device)
     }
 
     /// A token drawn on the device after the newest one of every sequence, with its number in
-    /// `uniforms`. It is [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is not a
+    /// `uniforms`. It is [`NO_TOKEN`] where a logit is not a
     /// finite number, or where only the [definition](tidemill_kernels::draw) itself, given the
     /// [`logits`](Self::logits), can decide the token.
     ///
@@ -77,19 +120,30 @@ impl<B: Backend> Sequences<'_, B> {
         let scale = self.model.head().logit_scale;
         let logits = without_padding(self.model, &self.logits, sequences)?;
         let Device { backend, stream } = device;
-        backend.write(stream, SliceMut::new(&mut self.uniforms, 0, sequences)?, uniforms)?;
-        let uniforms = Slice::new(&self.uniforms, 0, sequences)?;
-        let tokens = SliceMut::new(&mut self.chosen, 0, sequences)?;
+        let on_device = &mut self.choices.uniforms;
+        backend.write(stream, SliceMut::new(on_device, 0, sequences)?, uniforms)?;
+        let uniforms = Slice::new(on_device, 0, sequences)?;
+        let tokens = SliceMut::new(&mut self.rows.tokens, 0, sequences)?;
         backend.draw(stream, tokens, logits, uniforms, scale, settings)?;
-        self.read_chosen(device)
+        self.send_chosen(device)?;
+        self.chosen(device)
     }
 
-    /// The tokens that the device has chosen.
-    fn read_chosen(&self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
-        let mut tokens = vec![0; self.lengths.len()];
-        let chosen = Slice::new(&self.chosen, 0, tokens.len())?;
-        device.backend.read(device.stream, &mut tokens, chosen)?;
-        Ok(tokens)
+    /// Enqueues the copy of the chosen tokens to the host, beside what the device computes next.
+    fn send_chosen(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let Device { backend, stream } = device;
+        let Choices { stream: copying, on_host, .. } = &mut self.choices;
+        let chosen = Slice::new(&self.rows.tokens, 0, self.lengths.len())?;
+        backend.wait_for(copying, &backend.record(stream)?)?;
+        Ok(backend.read_async(copying, on_host, 0, chosen)?)
+    }
+
+    /// The tokens that the device has chosen last. Waits for them, but not for a
+    /// [step](Self::write_chosen) that has begun since. To be called before the next choice, which
+    /// overwrites them.
+    pub(crate) fn chosen(&self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        let tokens = device.backend.pinned_values(&self.choices.on_host)?;
+        Ok(tokens[..self.lengths.len()].to_vec())
     }
 
     /// Forms `logits[b, v]` on the device, padding included and not yet multiplied by the logit
