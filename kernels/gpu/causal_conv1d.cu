@@ -138,7 +138,7 @@ KERNEL(causal_conv1d_silu_forward_long, CONV_THREADS, 4, CausalConv1dSiluForward
 
 struct CausalConv1dSiluPiece {
     activation* out;      // [b t, e], rows out_stride apart
-    float* state;         // [b, e, k - 1], the inputs before the piece, oldest first; advanced
+    activation* state;    // [b, k - 1, e], the inputs before the piece, oldest first; advanced
     const activation* x;  // [b t, e], rows x_stride apart
     const float* weight;  // [e, k]
     const float* bias;    // [e], or null
@@ -167,7 +167,8 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
     const u64 own = inside ? element : 0;
     const u32 sample = static_cast<u32>(own / arguments.channels), channel = static_cast<u32>(own % arguments.channels);
     const u32 held = arguments.width - 1;
-    float* const state = arguments.state + own * held;
+    const u64 channels = arguments.channels;
+    activation* const state = arguments.state + sample * held * channels + channel;
     release_next();
     float weight[TAPS];
 #pragma unroll
@@ -191,7 +192,7 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
         // The inputs before the section, and room for the newest.
         const u32 at = first + tap;
         window[tap] = 0.0f;
-        if (tap < held) window[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);
+        if (tap < held) window[tap] = widen(at < held ? state[at * channels] : x[(at - held) * arguments.x_stride]);
     }
     for (u32 position = first; position < end; position++) {
         const float newest = widen(x[position * arguments.x_stride]);
@@ -213,59 +214,72 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
         const u32 count = formed_anew(held);
 #pragma unroll
         for (u32 tap = 0; tap < TAPS; tap++) {
-            if (tap < count) state[tap] = window[tap];
+            if (tap < count) narrow(state[tap * channels], window[tap]);
         }
         return;
     }
     // Inputs that stay in the state move to older places.
     for (u32 tap = 0; tap < held; tap++) {
         const u32 at = there + tap;
-        state[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);
+        state[tap * channels] = at < held ? state[at * channels] : x[(at - held) * arguments.x_stride];
     }
 }
 
-// A piece of one position by filters of four taps: a thread has four neighbouring channels of a sample, whose state it loads and
-// stores with accesses of 16 bytes. Floor: 24 bytes of state a channel and sample.
+constexpr u32 STEP_SAMPLES = 2;
+
+// A piece of one position by filters of four taps: a thread has four neighbouring channels of two samples, whose
+// weights it loads once. Floor: 12 bytes of bf16 a channel and sample for the state, 4 for input and output.
 KERNEL(causal_conv1d_silu_step, PIECE_THREADS, 1, CausalConv1dSiluPiece) {
     constexpr u32 TAPS = 4, HELD_TAPS = TAPS - 1, OWN = 4;
-    const u64 first = (static_cast<u64>(blockIdx.x) * PIECE_THREADS + threadIdx.x) * OWN;
-    const bool inside = first < arguments.elements;
-    const u64 own = inside ? first : 0;
-    const u64 sample = own / arguments.channels;
-    const u32 channel = static_cast<u32>(own % arguments.channels);
-    float* const state = arguments.state + own * HELD_TAPS;
+    const u64 channels = arguments.channels;
+    const u32 fours = arguments.channels / OWN;
+    const u32 item = blockIdx.x * PIECE_THREADS + threadIdx.x;
+    const u32 channel = item % fours * OWN;
+    const u64 first = static_cast<u64>(item / fours) * STEP_SAMPLES;
+    const u64 samples = arguments.elements / channels;
+    activation* const state = arguments.state + channel;
     release_next();
-    fetch_ahead(state);
-    float weight[OWN][TAPS], sums[OWN];
 #pragma unroll
-    for (u32 i = 0; i < OWN; i++) {
-        unpack(weight[i], load4(arguments.weight + (channel + i) * TAPS));
-        sums[i] = 0.0f;
-    }
-    if (arguments.bias) unpack(sums, load4(arguments.bias + channel));
-    await_previous();
-    if (!inside) return;
-    float before[OWN * HELD_TAPS], newest[OWN];
+    for (u32 i = 0; i < STEP_SAMPLES; i++) {
 #pragma unroll
-    for (u32 i = 0; i < HELD_TAPS; i++) unpack(before + 4 * i, load4_streaming(state + 4 * i));
-    unpack(newest, load4(arguments.x + sample * arguments.x_stride + channel));
-    float after[OWN * HELD_TAPS];
-#pragma unroll
-    for (u32 i = 0; i < OWN; i++) {
-#pragma unroll
-        for (u32 tap = 0; tap < TAPS; tap++) {
-            const float x = tap < HELD_TAPS ? before[i * HELD_TAPS + tap] : newest[i];
-            sums[i] = fmaf(weight[i][tap], x, sums[i]);
-            if (tap > 0) after[i * HELD_TAPS + tap - 1] = x;
+        for (u32 tap = 0; tap < HELD_TAPS; tap++) {
+            if (first + i < samples) fetch_ahead(state + ((first + i) * HELD_TAPS + tap) * channels);
         }
     }
+    float weight[OWN][TAPS], bias[OWN] = {};
 #pragma unroll
-    for (u32 i = 0; i < HELD_TAPS; i++) {
-        const float* const four = after + 4 * i;
-        store4_streaming(state + 4 * i, make_float4(four[0], four[1], four[2], four[3]));
+    for (u32 own = 0; own < OWN; own++) unpack(weight[own], load4(arguments.weight + (channel + own) * TAPS));
+    if (arguments.bias) unpack(bias, load4(arguments.bias + channel));
+    await_previous();
+    float window[STEP_SAMPLES][TAPS][OWN];
+#pragma unroll
+    for (u32 i = 0; i < STEP_SAMPLES; i++) {
+        // Past the last sample the first is loaded again and not stored: no load waits for a condition.
+        const u64 sample = first + i < samples ? first + i : 0;
+#pragma unroll
+        for (u32 tap = 0; tap < HELD_TAPS; tap++) {
+            unpack(window[i][tap], load4_streaming(state + (sample * HELD_TAPS + tap) * channels));
+        }
+        unpack(window[i][HELD_TAPS], load4(arguments.x + sample * arguments.x_stride + channel));
     }
-    const float4 out = make_float4(silu(sums[0]), silu(sums[1]), silu(sums[2]), silu(sums[3]));
-    store4(arguments.out + sample * arguments.out_stride + channel, out);
+#pragma unroll
+    for (u32 i = 0; i < STEP_SAMPLES; i++) {
+        const u64 sample = first + i;
+        if (sample >= samples) return;
+        float out[OWN];
+#pragma unroll
+        for (u32 own = 0; own < OWN; own++) {
+            float sum = bias[own];
+#pragma unroll
+            for (u32 tap = 0; tap < TAPS; tap++) sum = fmaf(weight[own][tap], window[i][tap][own], sum);
+            out[own] = silu(sum);
+        }
+#pragma unroll
+        for (u32 tap = 0; tap < HELD_TAPS; tap++) {
+            store4_streaming(state + (sample * HELD_TAPS + tap) * channels, packed(window[i][tap + 1]));
+        }
+        store4(arguments.out + sample * arguments.out_stride + channel, packed(out));
+    }
 }
 
 KERNEL(causal_conv1d_silu_piece, PIECE_THREADS, 1, CausalConv1dSiluPiece) { advance<4>(arguments); }

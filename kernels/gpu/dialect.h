@@ -130,17 +130,20 @@ DEVICE float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // Four consecutive elements at a place aligned to them.
 DEVICE float4 load4(const float* at) { return *reinterpret_cast<const float4*>(at); }
-DEVICE float4 load4(const bf16* at) {
-    const uint2 pairs = *reinterpret_cast<const uint2*>(at);
+DEVICE float4 four_of(uint2 pairs) {
     return make_float4(first_of(pairs.x), second_of(pairs.x), first_of(pairs.y), second_of(pairs.y));
 }
+DEVICE uint2 pairs_of(float4 x) { return make_uint2(bf16_pair(x.x, x.y), bf16_pair(x.z, x.w)); }
+DEVICE float4 load4(const bf16* at) { return four_of(*reinterpret_cast<const uint2*>(at)); }
 DEVICE void unpack(float* out, float4 x) {
     out[0] = x.x;
     out[1] = x.y;
     out[2] = x.z;
     out[3] = x.w;
 }
+DEVICE float4 packed(const float* x) { return make_float4(x[0], x[1], x[2], x[3]); }
 DEVICE void store4(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
+DEVICE void store4(bf16* at, float4 x) { *reinterpret_cast<uint2*>(at) = pairs_of(x); }
 // store4 to global memory that the compiler cannot split in four, as it does where the place is a sum of
 // several offsets.
 DEVICE void store4_whole(float* global, float4 x) {
@@ -161,6 +164,13 @@ DEVICE float4 load4_streaming(const float* global) {
     return load4(global);
 #endif
 }
+DEVICE float4 load4_streaming(const bf16* global) {
+#if ON_NVIDIA
+    return four_of(__ldcs(reinterpret_cast<const uint2*>(global)));
+#else
+    return load4(global);
+#endif
+}
 DEVICE void store4_streaming(float* global, float4 x) {
 #if ON_NVIDIA
     __stcs(reinterpret_cast<float4*>(global), x);
@@ -168,8 +178,12 @@ DEVICE void store4_streaming(float* global, float4 x) {
     store4(global, x);
 #endif
 }
-DEVICE void store4(bf16* at, float4 x) {
-    *reinterpret_cast<uint2*>(at) = make_uint2(bf16_pair(x.x, x.y), bf16_pair(x.z, x.w));
+DEVICE void store4_streaming(bf16* global, float4 x) {
+#if ON_NVIDIA
+    __stcs(reinterpret_cast<uint2*>(global), pairs_of(x));
+#else
+    store4(global, x);
+#endif
 }
 
 // The type of activations: one module is compiled for each precision.

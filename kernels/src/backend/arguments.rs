@@ -1,6 +1,6 @@
 //! Arguments of kernels beside their views and shapes: named fields instead of long lists.
 
-use super::Runtime;
+use super::{Element, Runtime};
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -178,9 +178,9 @@ impl<B: Runtime> ConvGradients<'_, B> {
 
 /// The state that a piece of a sequence continues from, for generation. Neither the cut of a sequence into pieces nor the rest of
 /// the batch changes a bit. A piece has no document starts: its state carries over from document to document.
-pub struct PieceState<'a, B: Runtime> {
+pub struct PieceState<'a, B: Runtime, T: Element = f32> {
     /// The state before the first position on entry, that behind the last position afterwards.
-    pub state: SliceMut<'a, B, f32>,
+    pub state: SliceMut<'a, B, T>,
     /// Sample i has `lengths[i]` positions, all of them where there are no lengths; its rows behind these are neither read nor
     /// written.
     pub lengths: Option<Slice<'a, B, u32>>,

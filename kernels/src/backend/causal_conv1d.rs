@@ -28,13 +28,13 @@ pub trait CausalConv1d: Runtime {
         shape: ConvShape,
     ) -> Result<()>;
 
-    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `piece.state[b, e, k - 1]`
+    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `piece.state[b, k - 1, e]`
     /// holds the inputs before the first position, oldest first.
     fn causal_conv1d_silu_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
-        piece: PieceState<'_, Self>,
+        piece: PieceState<'_, Self, Self::Activation>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;

@@ -74,7 +74,7 @@ fn conv_piece<B: Backend>(
         ConvShape::new(SequenceShape::new(samples, positions)?, 1, channels, TAPS)
     };
     let elements = samples * positions * channels;
-    let mut state = checker.numbers::<f32>(samples * channels * (TAPS - 1), [-1.0, 1.0])?;
+    let mut state = checker.activations(samples * channels * (TAPS - 1))?;
     let x = checker.activations(elements)?;
     let mut out = checker.room::<B::Activation>(elements)?;
     let (mut moved, mut expected) = (state.wide.clone(), vec![0.0; elements]);

@@ -12,7 +12,7 @@ use crate::shape::ConvShape;
 /// The rows of a compute thread.
 struct Piece<'a> {
     out: RowsMut<'a>,
-    /// `[b, e, k - 1]`: the inputs before the piece, oldest first.
+    /// `[b, k - 1, e]`: the inputs before the piece, oldest first.
     state: &'a [f32],
     lengths: Lengths<'a>,
     x: Rows<'a>,
@@ -60,14 +60,9 @@ fn move_on(state: &mut [f32], lengths: Lengths<'_>, x: Rows<'_>, shape: ConvShap
         let length = lengths.of(sample);
         // Inputs that stay in the state.
         let kept = held.saturating_sub(length);
-        for state in state.chunks_exact_mut(held) {
-            state.copy_within(held - kept.., 0);
-        }
-        for tap in kept..held {
-            let row = x.row(sample * positions + length + tap - held);
-            for (state, &x) in state.chunks_exact_mut(held).zip(row) {
-                state[tap] = x;
-            }
+        state.copy_within((held - kept) * channels.., 0);
+        for (tap, inputs) in state.chunks_exact_mut(channels).enumerate().skip(kept) {
+            inputs.copy_from_slice(x.row(sample * positions + length + tap - held));
         }
     }
 }
@@ -90,14 +85,10 @@ impl Kernel for Piece<'_> {
             let blocks = self.out.row_mut(local).chunks_mut(LANES);
             for (block, (out, taps)) in blocks.zip(self.taps.chunks_exact(width + 1)).enumerate() {
                 let first = block * LANES;
-                let last = (first + LANES).min(channels);
                 let mut sum = s.load(&taps[width].0);
                 for (tap, weight) in taps[..before].iter().enumerate() {
-                    let mut inputs = Lanes::ZERO;
-                    for (input, channel) in inputs.0.iter_mut().zip(first..last) {
-                        *input = state[channel * held + position + tap];
-                    }
-                    sum = s.mul_add(s.load(&weight.0), s.load(&inputs.0), sum);
+                    let inputs = &state[(position + tap) * channels..][..channels];
+                    sum = s.mul_add(s.load(&weight.0), s.load_row(&inputs[first..]), sum);
                 }
                 for (tap, weight) in taps[..width].iter().enumerate().skip(before) {
                     let x = s.load_row(&self.x.row(row + tap - held)[first..]);

@@ -121,9 +121,9 @@ pub(in crate::gpu) fn exactly_mut<D: Driver, P: Precision, T: Element>(
 }
 
 /// Asks a piece to carry a state of `held` elements on, for `samples` samples, and to be of no documents.
-fn check_piece<D: Driver, P: Precision>(
+fn check_piece<D: Driver, P: Precision, T: Element>(
     kernel: KernelName,
-    piece: &PieceState<'_, Gpu<D, P>>,
+    piece: &PieceState<'_, Gpu<D, P>, T>,
     has_starts: bool,
     [samples, held]: [usize; 2],
 ) -> Result<()> {

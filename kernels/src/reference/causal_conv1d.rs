@@ -100,7 +100,7 @@ pub fn backward(dout: &[f64], inputs: &ConvInputs<'_>, shape: ConvShape) -> Conv
     ConvGradients { dx, dweight, dbias }
 }
 
-/// One position of [`forward`] for each sample: `out[b, e]` from `x[b, e]`; `state[b, e, k - 1]`
+/// One position of [`forward`] for each sample: `out[b, e]` from `x[b, e]`; `state[b, k - 1, e]`
 /// holds the inputs before it, oldest first, and is moved on.
 pub fn step(
     state: &mut [f64],
@@ -114,11 +114,13 @@ pub fn step(
     assert_eq!(state.len(), x.len() * (width - 1));
     let mut out = Vec::new();
     for (i, &newest) in x.iter().enumerate() {
-        let channel = i % channels;
-        let held = &mut state[i * (width - 1)..(i + 1) * (width - 1)];
-        let mut window = held.to_vec();
+        let (sample, channel) = (i / channels, i % channels);
+        let place = |tap| (sample * (width - 1) + tap) * channels + channel;
+        let mut window: Vec<f64> = (0..width - 1).map(|tap| state[place(tap)]).collect();
         window.push(newest);
-        held.copy_from_slice(&window[1..]);
+        for (tap, &input) in window[1..].iter().enumerate() {
+            state[place(tap)] = input;
+        }
         let taps = &weight[channel * width..(channel + 1) * width];
         let products = taps.iter().zip(&window).map(|(weight, x)| weight * x);
         out.push(silu(bias.map_or(0.0, |bias| bias[channel]) + products.sum::<f64>()));

@@ -28,8 +28,12 @@ pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                 let held = samples * channels * (width - 1);
                 let weight = inputs.uniform(channels * width, -1.0, 1.0);
                 let bias = (seed % 2 == 0).then(|| inputs.uniform(channels, -1.0, 1.0));
-                let mut expected_state = inputs.uniform(held, -1.0, 1.0);
-                let mut state = Placed::new(&mut device, Layout::range(held), &expected_state);
+                let mut expected_state = inputs.uniform_of::<B::Activation>(held, -1.0, 1.0);
+                let mut state = Placed::<_, B::Activation>::new(
+                    &mut device,
+                    Layout::range(held),
+                    &expected_state,
+                );
                 let placed_weight =
                     Placed::new(&mut device, Layout::range(channels * width), &weight);
                 let placed_bias = bias
@@ -85,7 +89,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
         let x = inputs.uniform_of::<B::Activation>(samples * positions * channels, -2.0, 2.0);
         let weight = inputs.uniform(channels * width, -1.0, 1.0);
         let bias = inputs.uniform(channels, -1.0, 1.0);
-        let initial = inputs.uniform(samples * held, -1.0, 1.0);
+        let initial = inputs.uniform_of::<B::Activation>(samples * held, -1.0, 1.0);
         let placed_weight =
             Placed::<_, f32>::new(&mut device, Layout::range(channels * width), &weight);
         let placed_bias = Placed::<_, f32>::new(&mut device, Layout::range(channels), &bias);
@@ -111,7 +115,11 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
         }
         for pieces in cuts() {
             let label = format!("conv of width {width}, {channels} channels, pieces {pieces:?}");
-            let mut state = Placed::new(&mut device, Layout::range(samples * held), &initial);
+            let mut state = Placed::<_, B::Activation>::new(
+                &mut device,
+                Layout::range(samples * held),
+                &initial,
+            );
             let mut all = vec![f32::NAN; samples * positions * channels];
             for cut in Cut::all(&pieces) {
                 let (samples, rows) = (cut.lengths.len(), cut.lengths.len() * cut.positions.len());

@@ -85,11 +85,12 @@ pub fn causal_conv1d_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = ConvShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 3).unwrap();
     let mut piece = |[rows, e, state, lengths, x_rows, x_e, weight, bias]: [usize; 8], starts| {
+        let [out, held, ..] = &mut bench.activation_outs;
         backend.causal_conv1d_silu_piece(
             &mut bench.device.stream,
-            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+            matrix_mut(out, [rows, e]),
             PieceState {
-                state: slice_mut(&mut bench.outs[0], state),
+                state: slice_mut(held, state),
                 lengths: Some(slice(&bench.tokens, lengths)),
             },
             ConvInputs {

@@ -16,8 +16,8 @@ use crate::trainable::Device;
 
 /// The state of a [`MambaBlock`].
 pub struct MambaState<B: Backend> {
-    /// `conv[b, e, k - 1]`: the last inputs of the convolution, oldest first.
-    conv: B::Buffer<f32>,
+    /// `conv[b, k - 1, e]`: the last inputs of the convolution, oldest first.
+    conv: B::Buffer<B::Activation>,
     /// `scan[b, e, n]`
     scan: B::Buffer<f32>,
 }
@@ -85,8 +85,8 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     }
 
     fn state_bytes(&self, room: Room) -> usize {
-        let elements = self.conv_elements() + self.scan_elements();
-        room.sequences.saturating_mul(elements * size_of::<f32>())
+        let conv = self.conv_elements() * size_of::<B::Activation>();
+        room.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut MambaState<B>) -> Result<()> {

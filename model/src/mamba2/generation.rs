@@ -15,8 +15,8 @@ use crate::trainable::Device;
 
 /// The state of a [`Mamba2Block`].
 pub struct Mamba2State<B: Backend> {
-    /// `conv[b, c, k - 1]`: the last inputs of the convolution, oldest first.
-    conv: B::Buffer<f32>,
+    /// `conv[b, k - 1, c]`: the last inputs of the convolution, oldest first.
+    conv: B::Buffer<B::Activation>,
     /// `scan[b, h, p, n]`
     scan: B::Buffer<f32>,
 }
@@ -84,8 +84,8 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
     }
 
     fn state_bytes(&self, room: Room) -> usize {
-        let elements = self.conv_elements() + self.scan_elements();
-        room.sequences.saturating_mul(elements * size_of::<f32>())
+        let conv = self.conv_elements() * size_of::<B::Activation>();
+        room.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut Mamba2State<B>) -> Result<()> {

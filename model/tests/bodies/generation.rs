@@ -397,7 +397,7 @@ pub fn logits_that_are_not_finite_are_an_error<B: Backend>(arm: &Arm<B>) {
         stop_token: None,
         sampling: SamplingSettings { temperature, ..Default::default() },
     };
-    let mut write = |arena: &[f32], temperature| {
+    let write = |arena: &[f32], temperature| {
         let mut seen = Vec::new();
         let written = arm.with_parameters(&model, arena, |device, parameters| {
             let mut one = Sequences::new(device, &model, parameters, 1, ROOM).expect("fits");

@@ -54,8 +54,9 @@ struct Forward {
 
 /// Positions that a thread walks of a piece.
 const SECTION: usize = 16;
-/// Channels of a thread of `causal_conv1d_silu_step`.
+/// Channels and samples of a thread of `causal_conv1d_silu_step`.
 const STEP_CHANNELS: usize = 4;
+const STEP_SAMPLES: usize = 2;
 
 /// `CausalConv1dSiluPiece` of causal_conv1d.cu.
 #[repr(C)]
@@ -325,7 +326,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
-        piece: PieceState<'_, Self>,
+        piece: PieceState<'_, Self, P::Activation>,
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
@@ -355,8 +356,8 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         };
         let Piece { out, state, x, weight, bias, out_stride, x_stride, .. } = arguments;
         let four = STEP_CHANNELS as u64 * size_of::<P::Activation>() as u64;
-        let access = Access::of(WIDE_BYTES, &[state, weight, bias].map(|address| (address, 0)));
-        let of_rows = [(out, out_stride), (x, x_stride)]
+        let access = Access::of(WIDE_BYTES, &[weight, bias].map(|address| (address, 0)));
+        let of_rows = [(out, out_stride), (x, x_stride), (state, channels as u64)]
             .map(|(address, stride)| (address, stride_bytes::<P::Activation>(stride)));
         let is_step = positions == 1
             && arguments.lengths == Address::NULL
@@ -364,7 +365,7 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
             && channels.is_multiple_of(STEP_CHANNELS)
             && access.and(Access::of(four, &of_rows)) == Access::Wide;
         let (name, blocks_of_piece) = if is_step {
-            let threads = elements / STEP_CHANNELS;
+            let threads = channels / STEP_CHANNELS * (samples as usize).div_ceil(STEP_SAMPLES);
             ("causal_conv1d_silu_step", threads.div_ceil(THREADS as usize))
         } else {
             let sections = (positions as usize).div_ceil(SECTION);
