@@ -1,5 +1,5 @@
-//! Every test body through HIP: fp32 in waves of 64 and bf16 in waves of 32, and products the other way round too. (The kernels by
-//! themselves run in both precisions in both widths in `emulator.rs`.)
+//! Every test body through HIP: fp32 in waves of 64 and bf16 in waves of 32, and products the other way round too. (`emulator.rs`
+//! has the other two for all bodies.)
 //!
 //! Without an AMD GPU the libraries of HIP are those of `hip_runtime`, which emulates three: two in
 //! waves of 64, which reach each other's memory, and one in waves of 32. So the tests cover the

@@ -20,7 +20,7 @@ use crate::gpu::driver::{
 use crate::gpu::source::{Source, SourceOptions};
 
 impl<V: Vendor> VendorDriver<V> {
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.properties.name
     }
 
@@ -64,7 +64,7 @@ impl<V: Vendor> Driver for VendorDriver<V> {
 
     fn queue(&self) -> Result<Queue> {
         self.bind()?;
-        Queue::new(&self.pool, self.name(), V::WORKSPACE_BYTES)
+        Queue::new(&self.pool, self.name())
     }
 
     fn allocate(&self, queue: &mut Queue, bytes: usize) -> Result<Memory> {

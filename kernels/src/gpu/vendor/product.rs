@@ -184,6 +184,7 @@ impl<L: ProductLibrary> Products<L> {
         queue: &mut Queue,
         product: &MatrixProduct,
     ) -> Result<Arc<L::Plan>> {
+        queue.make_workspace(driver.name(), V::WORKSPACE_BYTES)?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let key = Key::of(product, product.m);
         if let Some(plan) = known.plans.get(&key) {

@@ -15,6 +15,7 @@ use crate::gpu::driver::Address;
 pub struct Queue {
     pool: Arc<Pool>,
     stream: RawStream,
+    /// None before the first product.
     workspace: Option<Memory>,
     /// Whether the stream is being recorded; the pool then keeps dropped memory.
     recording: bool,
@@ -24,15 +25,27 @@ pub struct Queue {
 unsafe impl Send for Queue {}
 
 impl Queue {
-    pub(super) fn new(pool: &Arc<Pool>, device: &str, workspace_bytes: usize) -> Result<Self> {
+    pub(super) fn new(pool: &Arc<Pool>, device: &str) -> Result<Self> {
         let table = pool.table();
         let mut stream = std::ptr::null_mut();
         // SAFETY: it writes one handle.
         let made = unsafe { (table.stream_create)(&raw mut stream, DEFAULT_FLAGS) };
         table.on(device, "making a stream", made.result())?;
-        let mut queue = Self { pool: Arc::clone(pool), stream, workspace: None, recording: false };
-        queue.workspace = Some(Memory::zeroed(pool, device, &queue, workspace_bytes)?);
-        Ok(queue)
+        Ok(Self { pool: Arc::clone(pool), stream, workspace: None, recording: false })
+    }
+
+    /// Sees to it that there is a [`workspace`](Self::workspace), of `bytes` bytes: before a product.
+    ///
+    /// # Errors
+    /// A device without room, or the first product of the queue in a recording.
+    pub(super) fn make_workspace(&mut self, device: &str, bytes: usize) -> Result<()> {
+        if self.workspace.is_none() {
+            if self.recording {
+                return Err(KernelError::NotRecordable { attempted: "a first matrix product" });
+            }
+            self.workspace = Some(Memory::zeroed(&self.pool, device, self, bytes)?);
+        }
+        Ok(())
     }
 
     pub(super) fn begin_recording(&mut self, device: &str) -> Result<()> {
@@ -89,6 +102,7 @@ impl Queue {
         self.stream
     }
 
+    /// Memory for a matrix product besides its operands.
     pub(crate) fn workspace(&self) -> Address {
         self.workspace.as_ref().map_or(Address::NULL, Memory::address)
     }
