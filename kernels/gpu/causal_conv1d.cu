@@ -168,7 +168,7 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
     const u32 sample = static_cast<u32>(own / arguments.channels), channel = static_cast<u32>(own % arguments.channels);
     const u32 held = arguments.width - 1;
     const u64 channels = arguments.channels;
-    activation* const state = arguments.state + sample * held * channels + channel;
+    activation* const state = arguments.state + static_cast<u64>(sample) * held * channels + channel;
     release_next();
     float weight[TAPS];
 #pragma unroll

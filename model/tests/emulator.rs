@@ -7,10 +7,12 @@ use bodies::arm::Arm;
 use bodies::every_body;
 use bodies::families::models;
 use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
-use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
-use tidemill_model::generation::{GenerationSettings, SamplingSettings, Sequences, generate};
+use tidemill_model::generation::{
+    GenerationSettings, Prompt, SamplingSettings, Sequences, generate, generate_batch,
+};
 use tidemill_model::{Device, LanguageModel, MicrobatchShape, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
@@ -132,6 +134,36 @@ fn planning_sequences_compiles_what_generation_launches() {
             generate(device, &mut sequences, &[1, 2, 3], &settings, |_| ()).unwrap();
             assert_eq!(loaded(&arm), planned, "{name}");
         });
+    }
+}
+
+/// Answers are the same where every step runs only when the host waits for it, in whatever order the streams allow.
+#[test]
+fn answers_of_steps_that_run_later_are_the_same() {
+    let (_, config) = models().remove(0);
+    let model = LanguageModel::new(&config).expect("sizes");
+    let arena = moved_parameters(&model, 0.3);
+    let prompts = [vec![1, 2, 3], vec![4, 5], vec![6], vec![7, 8, 9, 1]];
+    let write = |arm: &Arm<Gpu<Emulator, Bf16>>, stop_token| {
+        let sampling = SamplingSettings { temperature: 0.0, ..Default::default() };
+        let settings = GenerationSettings { max_new_tokens: 6, stop_token, sampling };
+        let prompts: Vec<_> = prompts.iter().map(|tokens| Prompt { tokens, index: 0 }).collect();
+        arm.with_parameters(&model, &arena, |device, parameters| {
+            let mut two = Sequences::new(device, &model, parameters, 2, 12).expect("fits");
+            generate_batch(device, &mut two, &prompts, &settings, |_, _| ()).expect("writes")
+        })
+    };
+    let at_once = arm::<Bf16>(32, 1);
+    let stop_tokens = [None, Some(write(&at_once, None)[1][2])];
+    for stop_token in stop_tokens {
+        let expected = write(&at_once, stop_token);
+        for seed in 0..4 {
+            let schedule = Schedule::new(seed);
+            let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 });
+            let backend = Gpu::new(emulator.expect("a width of warps").with_schedule(&schedule));
+            let later = Arm::new(format!("a schedule of seed {seed}"), backend);
+            assert_eq!(write(&later, stop_token), expected, "{stop_token:?}, seed {seed}");
+        }
     }
 }
 

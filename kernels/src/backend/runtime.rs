@@ -344,8 +344,8 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them
     /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
     ///
-    /// A replay runs on the buffers of the recording. The same calls must have run once before, so that all scratch memory is there
-    /// and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics. No kernel in it may write
+    /// A replay runs on the buffers of the recording. The same calls must have run once before on this device stream, so that all scratch
+    /// memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics. No kernel in it may write
     /// what another of them reads as a parameter: weights, biases and coefficients of norms, products, convolutions and scans, and
     /// lengths of pasts. Kernels may read these before the kernels ahead of them have ended.
     ///

@@ -69,13 +69,12 @@ pub enum Written<'a> {
 /// other prompts wait, the next prompt takes its place: it is read in a sequence of its own, and
 /// its state is copied to the free place.
 ///
+/// A step computes all sequences, also those that have just ended; prompts enter behind it. A device
+/// with memory of its own begins it before the host has read the most likely tokens.
+///
 /// When no prompt waits, ended sequences are still computed with the others and their tokens
 /// ignored, until half of the sequences have ended. Then the others move to the front. A move
 /// copies all states and needs a new recording, so this limits the number of moves.
-///
-/// A device with memory of its own that takes the most likely tokens begins the next step before
-/// the host has read them. So a sequence that ends with a stop token is computed once more, and
-/// a prompt that takes its place enters behind that step.
 ///
 /// # Errors
 /// As [`generate`].
@@ -169,32 +168,28 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
         for writer in writers.iter_mut().filter(|writer| !writer.done) {
             writer.uniform = writer.sampler.uniform();
         }
-        let mut has_stepped = false;
         let choice = self.settings.sampling.choice();
+        let has_stepped = choice == Choice::Likeliest
+            && device.backend.memory() == MemoryPlace::Device
+            && self.goes_on(writers);
         let tokens = match choice {
-            Choice::Likeliest => {
-                sequences.choose_likeliest(device)?;
-                if device.backend.memory() == MemoryPlace::Device && self.goes_on(writers) {
-                    sequences.step_back_where_full();
-                    sequences.write_chosen(device)?;
-                    has_stepped = true;
-                }
-                sequences.chosen(device)?
-            }
+            Choice::Likeliest if has_stepped => sequences.write_likeliest(device)?,
+            Choice::Likeliest => sequences.likeliest(device)?,
             Choice::Draw(settings) => {
                 let uniforms: Vec<f64> = writers.iter().map(|writer| writer.uniform).collect();
                 sequences.draw(device, &uniforms, &settings)?
             }
             Choice::OfHost => vec![NO_TOKEN; writers.len()],
         };
-        if !take(writers, &tokens) {
+        // A step that has begun has left a fault where even an ended sequence has no token.
+        if !take(writers, &tokens) || has_stepped && tokens.contains(&NO_TOKEN) {
             let vocab_size = sequences.model().vocab_size();
             let logits = match choice {
                 Choice::OfHost => sequences.logits(device)?,
                 Choice::Likeliest | Choice::Draw(_) => sequences.formed_logits(device)?,
             };
-            // An error where a step has begun: the device chooses the most likely of all finite
-            // logits.
+            // With the most likely tokens this is an error: the device chooses where all logits are
+            // finite.
             choose(writers, logits, vocab_size)?;
         }
         for writer in writers.iter_mut().filter(|writer| !writer.done) {

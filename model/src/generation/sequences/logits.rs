@@ -39,24 +39,30 @@ impl<B: Backend> Sequences<'_, B> {
     /// A sequence without tokens, or a device that fails.
     pub fn logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
         self.form_logits(device)?;
-        self.formed_logits(device)
+        self.read_logits(device)?;
+        Ok(&self.host_logits)
     }
 
-    /// The logits that a choice on the device was made from, also where a
-    /// [step](Self::write_chosen) has begun since.
+    /// The logits that [`write_likeliest`](Self::write_likeliest) or [`draw`](Self::draw) chose
+    /// from.
     pub(crate) fn formed_logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
+        match self.read_logits(device) {
+            // A step has begun with a token that could not be chosen; the logits say why.
+            Err(ModelError::Kernel(KernelError::TokenOutOfRange { token: NO_TOKEN, .. })) => {
+                self.read_logits(device)?;
+            }
+            read => read?,
+        }
+        Ok(&self.host_logits)
+    }
+
+    fn read_logits(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (sequences, head) = (self.lengths.len(), self.model.head());
         let table_rows = table_rows(self.model);
         let elements = sequences * table_rows;
         self.host_logits.resize(elements, 0.0);
         let logits = Slice::new(&self.logits, 0, elements)?;
-        match device.backend.read(device.stream, &mut self.host_logits, logits) {
-            // A step has begun with a token that could not be chosen; the logits say why.
-            Err(KernelError::TokenOutOfRange { token: NO_TOKEN, .. }) => {
-                device.backend.read(device.stream, &mut self.host_logits, logits)?;
-            }
-            read => read?,
-        }
+        device.backend.read(device.stream, &mut self.host_logits, logits)?;
         for sequence in 1..sequences {
             let first = sequence * table_rows;
             let to = sequence * head.vocab_size;
@@ -64,34 +70,50 @@ impl<B: Backend> Sequences<'_, B> {
         }
         self.host_logits.truncate(sequences * head.vocab_size);
         self.host_logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
-        Ok(&self.host_logits)
+        Ok(())
     }
 
     /// The most likely token after the newest one of every sequence, found on the device: the first
-    /// of equal ones, and [`NO_TOKEN`] where a logit is not a
-    /// finite number.
+    /// of equal ones, and [`NO_TOKEN`] where a logit is not a finite number.
     ///
     /// # Errors
     /// As [`logits`](Self::logits).
     pub fn likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
         self.choose_likeliest(device)?;
-        self.chosen(device)
+        self.read_chosen(device)
     }
 
-    /// Enqueues [`likeliest`](Self::likeliest): the tokens are on the device, for
-    /// [`write_chosen`](Self::write_chosen), and on their way to the host, for
-    /// [`chosen`](Self::chosen).
+    /// [`likeliest`](Self::likeliest), and these tokens are added to the sequences: the device
+    /// begins the step before the host has the tokens, which are returned without a wait for the
+    /// step. A full sequence, for which the token is the last, computes its last position once
+    /// more.
+    ///
+    /// With [`NO_TOKEN`] among the tokens, [`formed_logits`](Self::formed_logits) must be called
+    /// next: the step has left a fault.
     ///
     /// # Errors
     /// As [`logits`](Self::logits).
-    pub(crate) fn choose_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+    pub(crate) fn write_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        self.choose_likeliest(device)?;
+        let sequences = self.lengths.len();
+        // On a stream of its own, the copy to the host is no part of what the device does in order.
+        let Choices { stream: copying, on_host, .. } = &mut self.choices;
+        let chosen = Slice::new(&self.rows.tokens, 0, sequences)?;
+        let Device { backend, stream } = device;
+        backend.wait_for(copying, &backend.record(stream)?)?;
+        backend.read_async(copying, on_host, 0, chosen)?;
+        self.write_chosen(device)?;
+        let tokens = device.backend.pinned_values(&self.choices.on_host)?;
+        Ok(tokens[..sequences].to_vec())
+    }
+
+    /// Leaves the most likely token of every sequence in `rows.tokens`.
+    fn choose_likeliest(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         self.form_logits(device)?;
         let (sequences, scale) = (self.lengths.len(), self.model.head().logit_scale);
         let logits = without_padding(self.model, &self.logits, sequences)?;
-        let Device { backend, stream } = device;
         let tokens = SliceMut::new(&mut self.rows.tokens, 0, sequences)?;
-        backend.likeliest(stream, tokens, logits, scale)?;
-        self.send_chosen(device)
+        Ok(device.backend.likeliest(device.stream, tokens, logits, scale)?)
     }
 
     /// A token drawn on the device after the newest one of every sequence, with its number in
@@ -125,25 +147,13 @@ impl<B: Backend> Sequences<'_, B> {
         let uniforms = Slice::new(on_device, 0, sequences)?;
         let tokens = SliceMut::new(&mut self.rows.tokens, 0, sequences)?;
         backend.draw(stream, tokens, logits, uniforms, scale, settings)?;
-        self.send_chosen(device)?;
-        self.chosen(device)
+        self.read_chosen(device)
     }
 
-    /// Enqueues the copy of the chosen tokens to the host, beside what the device computes next.
-    fn send_chosen(&mut self, device: &mut Device<'_, B>) -> Result<()> {
-        let Device { backend, stream } = device;
-        let Choices { stream: copying, on_host, .. } = &mut self.choices;
+    /// The tokens that the device has chosen.
+    fn read_chosen(&self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
         let chosen = Slice::new(&self.rows.tokens, 0, self.lengths.len())?;
-        backend.wait_for(copying, &backend.record(stream)?)?;
-        Ok(backend.read_async(copying, on_host, 0, chosen)?)
-    }
-
-    /// The tokens that the device has chosen last. Waits for them, but not for a
-    /// [step](Self::write_chosen) that has begun since. To be called before the next choice, which
-    /// overwrites them.
-    pub(crate) fn chosen(&self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
-        let tokens = device.backend.pinned_values(&self.choices.on_host)?;
-        Ok(tokens[..self.lengths.len()].to_vec())
+        Ok(device.backend.to_vec(device.stream, chosen)?)
     }
 
     /// Forms `logits[b, v]` on the device, padding included and not yet multiplied by the logit

@@ -42,20 +42,16 @@ impl<B: Backend> Sequences<'_, B> {
         self.step(device, &piece)
     }
 
-    /// Adds to each sequence the token that the device has chosen for it last. The host need not
-    /// know these tokens yet.
-    ///
-    /// # Errors
-    /// A device that fails. A token that could not be chosen leaves a fault, which the next read
-    /// answers.
-    pub(crate) fn write_chosen(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+    /// Adds to each sequence its token in `rows.tokens`, where the device has just chosen it.
+    pub(super) fn write_chosen(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        self.step_back_where_full();
         let piece = Piece::new(self.lengths.iter().map(|_| 1));
         self.enter_positions(device, &piece)?;
         self.step(device, &piece)
     }
 
-    /// Makes room for a step, which computes all sequences: a full sequence, which must have ended,
-    /// computes its last position once more.
+    /// Makes room for a step, which computes all sequences: a full sequence, which must end with the
+    /// token that is added, or have ended, computes its last position once more.
     pub(crate) fn step_back_where_full(&mut self) {
         let positions = self.room.positions;
         for length in self.lengths.iter_mut().filter(|length| **length as usize >= positions) {
