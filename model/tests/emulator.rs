@@ -140,7 +140,7 @@ fn planning_sequences_compiles_what_generation_launches() {
 /// Answers are the same where every step runs only when the host waits for it, in whatever order the streams allow.
 #[test]
 fn answers_of_steps_that_run_later_are_the_same() {
-    let (_, config) = models().remove(0);
+    let (_, config) = models().next().expect("a model");
     let model = LanguageModel::new(&config).expect("sizes");
     let arena = moved_parameters(&model, 0.3);
     let prompts = [vec![1, 2, 3], vec![4, 5], vec![6], vec![7, 8, 9, 1]];
