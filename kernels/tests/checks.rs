@@ -71,8 +71,8 @@ fn kernels_that_are_wrong_are_named() {
         ),
         (
             "causal_conv1d.cu",
-            "sums[i] = fmaf(weight[i][tap], x, sums[i]);",
-            "sums[i] = fmaf(weight[i][0], x, sums[i]);",
+            "sum = fmaf(weight[own][tap], window[i][tap][own], sum);",
+            "sum = fmaf(weight[own][0], window[i][tap][own], sum);",
             "causal_conv1d",
         ),
     ];
