@@ -34,6 +34,14 @@ impl FloatEnvironment {
         Self::enter(register::FOREIGN)
     }
 
+    /// `value`, with which nothing was computed before this call, nor will be after it what was computed with it up to here. The
+    /// compiler knows of no environment: it moves operations on values in registers across the change of one, which only memory
+    /// accesses stay behind. So what is computed with such values is given before the computation, and its results after it.
+    #[inline]
+    pub fn given<T>(&self, value: T) -> T {
+        std::hint::black_box(value)
+    }
+
     /// Leaves the thread in this environment for good: for threads of one's own.
     pub fn keep(self) {
         std::mem::forget(self);

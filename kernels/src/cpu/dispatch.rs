@@ -92,7 +92,8 @@ impl Dispatch {
     /// afterwards.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        let _standard = FloatEnvironment::standard();
+        let standard = FloatEnvironment::standard();
+        let kernel = standard.given(kernel);
         match self.0 {
             // SAFETY: `Dispatch` was constructed by finding the instruction set available.
             #[cfg(target_arch = "x86_64")]

@@ -63,8 +63,9 @@ impl<D: Driver, P: Precision> backend::Lion for Gpu<D, P> {
         exactly_mut(KERNEL, "exp_avg", &exp_avg, elements)?;
         exactly(KERNEL, "gradient", &gradient, elements)?;
         // Values that all elements share are computed here.
-        let _standard = FloatEnvironment::standard();
-        let update = LionUpdate {
+        let standard = FloatEnvironment::standard();
+        let step = standard.given(step);
+        let update = standard.given(LionUpdate {
             exp_avg: exp_avg.address(),
             gradient: gradient.address(),
             elements: elements as u64,
@@ -76,7 +77,7 @@ impl<D: Driver, P: Precision> backend::Lion for Gpu<D, P> {
             learning_rate: step.learning_rate,
             gradient_scale: step.gradient_scale,
             padding: 0,
-        };
+        });
         let beside = Access::of(WIDE_BYTES, &[(update.exp_avg, 0), (update.gradient, 0)]);
         let launch = blocks(KERNEL, elements.div_ceil(UPDATED), THREADS)?;
         if P::ELEMENT == ElementKind::F32 {

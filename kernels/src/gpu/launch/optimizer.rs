@@ -118,8 +118,9 @@ impl Update {
         exactly_mut(kernel, "exp_avg_sq", &exp_avg_sq, elements)?;
         exactly(kernel, "gradient", &gradient, elements)?;
         // Values that all elements share are computed here.
-        let _standard = FloatEnvironment::standard();
-        Ok(Self {
+        let standard = FloatEnvironment::standard();
+        let step = standard.given(step);
+        Ok(standard.given(Self {
             exp_avg: exp_avg.address(),
             exp_avg_sq: exp_avg_sq.address(),
             gradient: gradient.address(),
@@ -134,7 +135,7 @@ impl Update {
             root_correction2: step.bias_correction2.sqrt(),
             gradient_scale: step.gradient_scale,
             padding: 0,
-        })
+        }))
     }
 
     /// Which loads the operands beside the parameters allow.
