@@ -13,6 +13,7 @@ pub mod gradients;
 pub mod grains;
 pub mod lane;
 pub mod leases;
+pub mod not_finite;
 pub mod parameters;
 pub mod scores;
 pub mod strict_source;
@@ -56,7 +57,7 @@ macro_rules! every_body {
             draws_in_doubt_are_the_hosts: bodies::generation::draws_in_doubt_are_the_hosts;
             writing_stops_and_repeats: bodies::generation::writing_stops_and_repeats;
             answers_end_with_the_positions: bodies::generation::answers_end_with_the_positions;
-            logits_that_are_not_finite_are_an_error: bodies::generation::logits_that_are_not_finite_are_an_error;
+            logits_that_are_not_finite_are_an_error: bodies::not_finite::logits_are_an_error;
             wrong_text_is_an_error: bodies::generation::wrong_text_is_an_error;
             log_probabilities_are_those_of_transformers: bodies::transformers::log_probabilities;
             greedy_tokens_are_those_of_transformers: bodies::transformers::greedy_tokens;
