@@ -184,9 +184,9 @@ fn an_input_that_changes_under_an_update_is_named() {
     let was_cut = AtomicBool::new(false);
     let settings = UpdateSettings::new(bench.path("out"));
     let updated = update(&settings, &ByteTokenizer, &mut |progress| {
-        if progress.phase == Phase::Tokenizing && progress.documents == 0
-            || progress.phase == Phase::Sorting
-        {
+        // All is recorded, and nothing is read for its tokens yet.
+        let is_recorded = progress.bytes_total > 0 && progress.bytes_done == progress.bytes_total;
+        if progress.phase == Phase::Comparing && is_recorded {
             fs::write(&lines, (100..103).map(line).collect::<String>()).unwrap();
             was_cut.store(true, Ordering::SeqCst);
         }
