@@ -32,7 +32,7 @@
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all modules except `prepare`, which has an error of its own |
 //!
-//! Features, all on except `live`: `stores` (of the crate `object_store`), `remote` (stores in a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
+//! Features, all on except `live`: `stores` (of the crate `object_store`), `s3`, `gcs`, `azure` and `web` (stores in a network; `remote` is all four), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
 //! Without them a crate that trains on local shards needs no TLS, no HTTP, no asynchronous runtime and no tokenizer.
 //!
 //! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].

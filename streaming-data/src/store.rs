@@ -14,8 +14,8 @@
 //! | `memory://name/prefix` | the memory of this process | |
 //! | `file:///folder` | the folder | |
 //!
-//! All but `memory` and `file` need the feature `remote`, and `memory`, as any store of a caller's own, the feature `stores`: without it
-//! there are paths, and a [`RemoteFolder`] that cannot be opened.
+//! These stores need the features `s3`, `gcs`, `azure` and `web`, or `remote` for all four; `memory`, as any store of a caller's own,
+//! needs `stores`. Without that there are paths, and a [`RemoteFolder`] that cannot be opened.
 //!
 //! Contract: messages never hold a password, a key or the query of a URL. Threads of callers wait
 //! for a runtime of this crate's own, so that everything here may be called inside of another one.
@@ -31,12 +31,12 @@ mod answer;
 mod backoff;
 #[cfg(feature = "stores")]
 mod claim;
-#[cfg(feature = "remote")]
+#[cfg(feature = "network")]
 mod clouds;
 #[cfg(feature = "stores")]
 mod conditional;
 mod failure;
-#[cfg(feature = "remote")]
+#[cfg(feature = "network")]
 mod http;
 mod location;
 mod object;

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use super::StoreFailure;
-#[cfg(feature = "remote")]
+#[cfg(feature = "network")]
 use super::http::RefusedAnswer;
 
 /// Longer answers of servers are cut.
@@ -33,7 +33,7 @@ impl From<object_store::Error> for StoreFailure {
         if said.contains(MACHINE_SERVICE) {
             said = format!("the environment has no credentials, nor has the machine: {said}");
         }
-        #[cfg(feature = "remote")]
+        #[cfg(feature = "network")]
         if cause::<RefusedAnswer>(&error).is_some() {
             return StoreFailure::Unsupported { said };
         }
@@ -67,7 +67,7 @@ impl From<object_store::Error> for StoreFailure {
 }
 
 /// The first of an error and its causes that is of a type.
-#[cfg(feature = "remote")]
+#[cfg(feature = "network")]
 fn cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut link = Some(error);
     while let Some(error) = link {

@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
-use object_store::{
-    ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig, aws::AmazonS3Builder,
-    azure::MicrosoftAzureBuilder, gcp::GoogleCloudStorageBuilder, http::HttpBuilder, path::Path,
-};
-use url::{Position, Url};
+#[cfg(feature = "s3")]
+use object_store::aws::AmazonS3Builder;
+#[cfg(feature = "azure")]
+use object_store::azure::MicrosoftAzureBuilder;
+#[cfg(feature = "gcs")]
+use object_store::gcp::GoogleCloudStorageBuilder;
+#[cfg(feature = "web")]
+use object_store::http::HttpBuilder;
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig, path::Path};
+use url::Url;
 
+#[cfg(not(all(feature = "azure", feature = "gcs", feature = "s3", feature = "web")))]
+use super::open::without;
 use super::{StoreFailure, StoreSettings, http::Connector, open::options};
 
 /// The store of a URL, and the path in it; it retries requests up to the given number of times. Nothing is sent
@@ -48,19 +55,31 @@ pub(super) fn open(
         }};
     }
     let store = match scheme {
+        #[cfg(feature = "s3")]
         ObjectStoreScheme::AmazonS3 => build!(AmazonS3Builder::new().with_url(url.as_str())),
+        #[cfg(feature = "gcs")]
         ObjectStoreScheme::GoogleCloudStorage => {
             build!(GoogleCloudStorageBuilder::new().with_url(url.as_str()))
         }
+        #[cfg(feature = "azure")]
         ObjectStoreScheme::MicrosoftAzure => {
             build!(MicrosoftAzureBuilder::new().with_url(url.as_str()))
         }
+        #[cfg(feature = "web")]
         ObjectStoreScheme::Http => {
-            let builder = HttpBuilder::new().with_url(&url[..Position::BeforePath]);
+            let builder = HttpBuilder::new().with_url(&url[..url::Position::BeforePath]);
             // Where it is not to be encrypted the URL itself says so.
             let is_plain = (url.scheme() == "http").to_string();
             build!(builder.with_config(ClientConfigKey::AllowHttp, is_plain))
         }
+        #[cfg(not(feature = "s3"))]
+        ObjectStoreScheme::AmazonS3 => return Err(without("s3", url)),
+        #[cfg(not(feature = "gcs"))]
+        ObjectStoreScheme::GoogleCloudStorage => return Err(without("gcs", url)),
+        #[cfg(not(feature = "azure"))]
+        ObjectStoreScheme::MicrosoftAzure => return Err(without("azure", url)),
+        #[cfg(not(feature = "web"))]
+        ObjectStoreScheme::Http => return Err(without("web", url)),
         other => return Err(StoreFailure::Unsupported { said: format!("no store {other:?}") }),
     };
     Ok((store, path))

@@ -33,17 +33,23 @@ pub(super) fn open(
         let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
         return Ok((Arc::clone(memories.entry(name).or_default()) as _, path));
     }
-    #[cfg(feature = "remote")]
+    #[cfg(feature = "network")]
     return super::clouds::open(url, settings, retries);
-    #[cfg(not(feature = "remote"))]
+    #[cfg(not(feature = "network"))]
     {
         let _ = (settings, retries);
-        let said = format!(
-            "stores of {}:// are spoken to by the feature `remote` of tidemill-streaming-data, expected a build with it",
-            url.scheme()
-        );
-        Err(StoreFailure::Unsupported { said })
+        Err(without("remote", url))
     }
+}
+
+/// The error of a URL whose kind of store this build leaves out.
+#[cfg(not(all(feature = "azure", feature = "gcs", feature = "s3", feature = "web")))]
+pub(super) fn without(feature: &str, url: &Url) -> StoreFailure {
+    let said = format!(
+        "stores of {}:// need the feature `{feature}` of tidemill-streaming-data, expected a build with it",
+        url.scheme()
+    );
+    StoreFailure::Unsupported { said }
 }
 
 /// The settings that name the store in addition to the URL: two stores can have buckets of one name.

@@ -40,67 +40,80 @@ impl Simd for Portable {
         *to = v;
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn add(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| a + b)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn sub(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| a - b)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn mul(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| a * b)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn div(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| a / b)
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn mul_add(self, a: Array, b: Array, c: Array) -> Array {
         lanewise!(|a, b, c| a.mul_add(b, c))
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn neg_mul_add(self, a: Array, b: Array, c: Array) -> Array {
         lanewise!(|a, b, c| (-a).mul_add(b, c))
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn max(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| if a > b { a } else { b })
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn min(self, a: Array, b: Array) -> Array {
         lanewise!(|a, b| if a < b { a } else { b })
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn abs(self, a: Array) -> Array {
         lanewise!(|a| a.abs())
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn sqrt(self, a: Array) -> Array {
         lanewise!(|a| a.sqrt())
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn select_by_sign(self, x: Array, positive: Array, negative: Array) -> Array {
         lanewise!(|x, positive, negative| if x.is_sign_negative() { negative } else { positive })
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn scale_by_power(self, p: Array, r: Array) -> Array {
         lanewise!(|p, r| f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23)))
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn sums(self, tile: &Tile) -> Array {
         let mut sums = [0.0; LANES];
         for (sum, Lanes(row)) in sums.iter_mut().zip(tile) {
@@ -114,7 +127,8 @@ impl Simd for Portable {
         [0.0; LANES]
     }
 
-    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn add_squares(self, mut sums: [f64; LANES], x: Array) -> [f64; LANES] {
         for (sum, x) in sums.iter_mut().zip(x) {
             // The product is exact, so this is the fused multiply-add of the other paths.
