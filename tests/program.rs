@@ -218,7 +218,12 @@ fn every_kernel_is_measured() {
         .collect();
     let in_training =
         ["selective_scan", "head_scan", "causal_conv1d_silu", "attention", "rms_norm"];
-    let variants = ["selective_scan_documents", "causal_conv1d_silu_documents", "attention_alibi"];
+    let variants = [
+        "selective_scan_documents",
+        "causal_conv1d_silu_documents",
+        "attention_alibi",
+        "attention_shared_keys",
+    ];
     let transformer = ["layer_norm", "rms_norm_heads", "gelu", "bias", "embedding"];
     for kernel in in_training.into_iter().chain(variants).chain(transformer) {
         assert!(listed.contains(&kernel), "{kernel} is not in {help}");

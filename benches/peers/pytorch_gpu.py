@@ -3,9 +3,11 @@
     python benches/peers/pytorch_gpu.py scan --mamba-ssm FOLDER
     python benches/peers/pytorch_gpu.py mamba2 --mamba-ssm FOLDER
     python benches/peers/pytorch_gpu.py llama
+    python benches/peers/pytorch_gpu.py block
 
 torch 2.11 with its Triton; FOLDER has mamba-ssm's sources (head_scan.py says how to get them). `scan` compares the kernels with the scan position
-by position, then times them: forward, backward, and both, as medians in milliseconds, with launches queued ahead. `mamba2` and `llama` train on
+by position, then times them: forward, backward, and both, as medians in milliseconds, with launches queued ahead. `block` times what a block of a
+Llama does beside its products, at the shapes of `tidemill bench kernels --shape B,T,E,N`, whose width is E / 2. `mamba2` and `llama` train on
 random tokens: bf16 by autocast over fp32 parameters, fused AdamW, gradients clipped to 1, torch.compile for the blocks and
 the loss, gradients of microbatches added up to a step. Each variant runs with the first microbatch that fits, and the fastest variant with the others;
 settings that do not fit or run are reported. A setting is skipped if it would end after `--seconds`, should it take as long as the last one. Figures
@@ -207,6 +209,66 @@ def judge(program, setting, errors, tolerance):
         sys.exit(f"scan: expected errors below {tolerance}, found more of {', '.join(wrong)}")
 
 
+# --- the operations of a block of a Llama ---------------------------------------------------------------------
+
+
+def block_operations(samples, positions, width, device):
+    """Name, function and inputs `[b, t, ...]` of each operation, with tensors of bf16 as products give them."""
+    head_width = 64 if width < 1024 else 128
+    h = max(width // head_width, 1)
+    g = h // 4 if h % 4 == 0 else h
+
+    def drawn(*shape):
+        return torch.randn(samples, positions, *shape, device=device, dtype=torch.bfloat16).requires_grad_()
+
+    angles = torch.arange(positions, device=device)[:, None] * models.ROPE_THETA ** (-torch.arange(0, head_width, 2, device=device) / head_width)
+    weight = torch.ones(head_width, device=device)
+
+    def attention(qkv):
+        q, k, v = qkv.transpose(1, 2).split([h, g, g], dim=1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def attention_with(backend):
+        def run(qkv):
+            with sdpa_kernel(backend):
+                return attention(qkv)
+        return run
+
+    compiled = functools.partial(torch.compile, fullgraph=True, dynamic=False)
+    shown = [samples, positions, f"{h} of {g}", head_width]
+    yield "attention_shared_keys, flash", attention_with(SDPBackend.FLASH_ATTENTION), drawn(h + 2 * g, head_width), shown
+    yield "attention_shared_keys, cudnn", attention_with(SDPBackend.CUDNN_ATTENTION), drawn(h + 2 * g, head_width), shown
+    turned = compiled(lambda qk: models.rotate(qk.transpose(1, 2), angles.cos(), angles.sin()))
+    yield "rotary", turned, drawn(h + g, head_width), shown
+    normed = compiled(lambda x: models.rms_norm(x, weight).to(x.dtype))
+    yield "rms_norm_heads", normed, drawn(h, head_width), [samples * positions, h, head_width]
+
+    def gated(x):
+        gate, up = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    yield "gated_silu", compiled(gated), drawn(8 * width), [samples * positions, 4 * width]
+
+
+def block(arguments):
+    samples, positions, inner, _ = arguments.shape
+    device = "cpu" if arguments.check else "cuda"
+    for name, run, x, shape in block_operations(samples, positions, inner // 2, device):
+        if arguments.check and "attention" in name:
+            continue
+        out = run(x)
+        dout = torch.randn_like(out)
+        backward = functools.partial(torch.autograd.grad, out, x, dout, retain_graph=True)
+        if arguments.check:
+            [gradient] = backward()
+            figure = {"finite": bool(out.isfinite().all() and gradient.isfinite().all())}
+        else:
+            with torch.no_grad():
+                forward = milliseconds(lambda: run(x))
+            figure = {"forward_ms": round(forward, 4), "backward_ms": round(milliseconds(backward), 4)}
+        emit(f"PyTorch {name}", {"shape": shape}, figure)
+
+
 # --- training -----------------------------------------------------------------------------------------------
 
 # The variants of a model, and the arguments of its function in each.
@@ -375,9 +437,12 @@ def check(name, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, seconds in {"scan": 120, "mamba2": 170, "llama": 150}.items():
+    for name, seconds in {"scan": 120, "block": None, "mamba2": 170, "llama": 150}.items():
         command = commands.add_parser(name)
         command.add_argument("--check", action="store_true", help="small sizes on the CPU")
+        if name == "block":
+            command.add_argument("--shape", type=lambda text: [int(each) for each in text.split(",")], default=[4, 2048, 4096, 16], metavar="B,T,E,N")
+            continue
         command.add_argument("--seconds", type=float, default=seconds, help="no setting is begun that would end later")
         if name != "llama":
             command.add_argument("--mamba-ssm", metavar="FOLDER", help="mamba-ssm's sources, with the folder mamba_ssm in it")
@@ -396,7 +461,7 @@ def main():
     if not arguments.check and not torch.cuda.is_available():
         sys.exit(f"{arguments.command}: expected an NVIDIA GPU, found none; --check runs small sizes on the CPU")
     torch.manual_seed(17)
-    scan(arguments) if arguments.command == "scan" else training(arguments)
+    {"scan": scan, "block": block}.get(arguments.command, training)(arguments)
 
 
 if __name__ == "__main__":

@@ -135,18 +135,18 @@ impl<S> EvaluationCutter<S> {
         self.running.is_some() && self.next.grain < self.requested
     }
 
-    fn push(&mut self, sample: S) -> Option<Grain<S>> {
+    /// Adds the next sample; answers the grain that it completes.
+    fn push(&mut self, position: u64, sample: S) -> Result<Option<Grain<S>>, Failure> {
         let range = self.evaluation.grain(&self.plan.batch, self.next.grain);
-        self.next.samples.push(sample);
-        if (self.next.samples.len() as u64) < range.end - range.start {
-            return None;
+        if !self.next.take((position, sample), &range)? {
+            return Ok(None);
         }
         let Grain { step, grain, .. } = self.next;
         let following = Grain { step, lane: 0, grain: grain + 1, samples: Vec::new() };
         if following.grain == self.grains.end {
             self.running = None;
         }
-        Some(std::mem::replace(&mut self.next, following))
+        Ok(Some(std::mem::replace(&mut self.next, following)))
     }
 }
 
@@ -158,7 +158,7 @@ pub trait EvaluationSamples<'scope> {
     /// - Output: at timestamp u, for each u after which an evaluation is due, this worker's grains of it, in order.
     /// - Input: `reports` says when an evaluation is due, `losses` has the evaluated losses; neither has a path to the output.
     /// - Memory: two microbatches of samples.
-    /// - Failure: an error of the source aborts the run.
+    /// - Failure: an error of the source, or a sample at another position than asked for, aborts the run.
     ///
     /// # Example
     /// ```
@@ -246,9 +246,10 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                     if let Some(held) = &capability {
                         let mut session = output.session(held);
                         while cutter.expects_sample() {
-                            let Some((_, sample)) = source.poll()? else { break };
+                            let Some((position, sample)) = source.poll()? else { break };
                             progress::moved();
-                            cutter.push(sample).into_iter().for_each(|grain| session.give(grain));
+                            let grain = cutter.push(position, sample)?;
+                            grain.into_iter().for_each(|grain| session.give(grain));
                         }
                     }
                     if cutter.last && cutter.running.is_none() {
@@ -412,7 +413,45 @@ fn with_requests(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use tidemill_model::Layout;
+
     use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+
+    #[test]
+    fn grains_of_an_evaluation_have_the_samples_that_were_asked_for() {
+        let settings = BatchSettings {
+            samples_per_step: Some(4),
+            lanes: Some(2),
+            grain_samples: 2,
+            ..Default::default()
+        };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &Layout::new(), 4, 8);
+        let evaluation = EvaluationPlan {
+            samples: NonZeroU64::new(3).unwrap(),
+            requests: 0,
+            every_steps: NonZeroU64::new(2).unwrap(),
+        };
+        let grains = evaluation.worker_grains(&plan.batch, 0, 1);
+        let mut cutter = EvaluationCutter::new(evaluation, Arc::new(plan), grains);
+        let (step, last) = (2, false);
+        let (loss, grad_norm, learning_rate, tokens, total_tokens) = (0.0, 0.0, 0.0, 0, 0);
+        let report =
+            StepReport { step, loss, grad_norm, learning_rate, tokens, total_tokens, last };
+        cutter.report(&report);
+        let requests: Vec<_> = std::iter::from_fn(|| cutter.request()).collect();
+        assert_eq!(requests, [0..2, 2..3]);
+        assert_eq!(cutter.push(0, 'a').unwrap(), None);
+        let error = cutter.push(2, 'c').unwrap_err().to_string();
+        assert!(error.contains('1') && error.contains('2'), "{error}");
+        let grain = |grain, samples| Some(Grain { step, lane: 0, grain, samples });
+        assert_eq!(cutter.push(1, 'b').unwrap(), grain(0, vec!['a', 'b']));
+        assert_eq!(cutter.push(2, 'c').unwrap(), grain(1, vec!['c']));
+        assert!(!cutter.expects_sample());
+    }
 
     #[test]
     fn an_evaluation_without_a_mean_is_an_error() {

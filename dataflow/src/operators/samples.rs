@@ -32,6 +32,25 @@ pub struct Grain<S = Tokens> {
     pub samples: Vec<S>,
 }
 
+impl<S> Grain<S> {
+    /// Takes the next sample of the grain, whose samples are at the positions `range`; answers whether it is the last.
+    ///
+    /// # Errors
+    /// [`GraphError::Position`] if the sample is at another position than the next.
+    pub(super) fn take(
+        &mut self,
+        (position, sample): (u64, S),
+        range: &Range<u64>,
+    ) -> Result<bool, GraphError> {
+        let expected = range.start + self.samples.len() as u64;
+        if position != expected {
+            return Err(GraphError::Position { expected, found: position });
+        }
+        self.samples.push(sample);
+        Ok(expected + 1 == range.end)
+    }
+}
+
 /// The function that a [`SampleSource`] calls, from any thread, when it may have more samples.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
@@ -154,12 +173,7 @@ impl<S> GrainCutter<S> {
         let batch = &self.plan.batch;
         let Grain { step, lane, grain, .. } = self.next;
         let range = batch.positions(step, &batch.grain_range(lane, grain));
-        let expected = range.start + self.next.samples.len() as u64;
-        if position != expected {
-            return Err(GraphError::Position { expected, found: position }.into());
-        }
-        self.next.samples.push(sample);
-        if expected + 1 < range.end {
+        if !self.next.take((position, sample), &range)? {
             return Ok(None);
         }
         let later = self.lanes.partition_point(|&before| before <= lane);

@@ -29,6 +29,7 @@ pub mod graphs;
 pub mod head_scan;
 pub mod head_scan_case;
 pub mod head_scan_piece;
+pub mod head_scan_refusals;
 pub mod inputs;
 pub mod layer_norm;
 pub mod likeliest;
@@ -165,6 +166,8 @@ macro_rules! every_body {
                 causal_conv1d_pieces_refuse_shapes: bodies::sequence_refusals::causal_conv1d_piece;
                 selective_scan_refuses_shapes: bodies::sequence_refusals::selective_scan;
                 selective_scan_pieces_refuse_shapes: bodies::sequence_refusals::selective_scan_piece;
+                head_scan_refuses_shapes: bodies::head_scan_refusals::head_scan;
+                head_scan_pieces_refuse_shapes: bodies::head_scan_refusals::head_scan_piece;
                 axpby_refuses_shapes: bodies::axpby::refuses_shapes;
                 selective_scan_steps_refuse_shapes: bodies::selective_scan_step::refuses_shapes;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;

@@ -128,7 +128,7 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 24] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 25] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
@@ -138,6 +138,7 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 24] {
         ("causal_conv1d_silu_documents", sequences::causal_conv1d_silu_documents),
         ("attention", attention::attention),
         ("attention_alibi", attention::attention_alibi),
+        ("attention_shared_keys", attention::attention_shared_keys),
         ("rotary", attention::rotary),
         ("rms_norm_heads", attention::rms_norm_heads),
         ("rms_norm", rows::rms_norm),

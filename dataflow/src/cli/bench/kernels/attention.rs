@@ -16,53 +16,70 @@ fn heads(width: usize) -> [usize; 2] {
     [(width / head_width).max(1), head_width]
 }
 
-/// Inputs of scores beside queries and keys.
-#[derive(Clone, Copy)]
-enum Positions {
-    /// Nothing: the model has positions of its own.
-    Elsewhere,
+/// Heads of keys and values: a quarter of those of queries where they are so many.
+fn shared_heads(heads: usize) -> usize {
+    if heads.is_multiple_of(4) { heads / 4 } else { heads }
+}
+
+/// The kinds of attention that are measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Every head has keys and values of its own.
+    Plain,
     Alibi,
+    /// Heads of queries share keys and values in fours.
+    SharedKeys,
 }
 
 pub(super) fn attention<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
-    measure(bench, size, "attention", Positions::Elsewhere)
+    measure(bench, size, "attention", Kind::Plain)
+}
+
+pub(super) fn attention_shared_keys<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+) -> Measured {
+    measure(bench, size, "attention_shared_keys", Kind::SharedKeys)
 }
 
 pub(super) fn attention_alibi<B: Backend>(
     bench: &mut Bench<'_, B>,
     size: SequenceSize,
 ) -> Measured {
-    measure(bench, size, "attention_alibi", Positions::Alibi)
+    measure(bench, size, "attention_alibi", Kind::Alibi)
 }
 
 fn measure<B: Backend>(
     bench: &mut Bench<'_, B>,
     size: SequenceSize,
     kernel: &'static str,
-    scores: Positions,
+    kind: Kind,
 ) -> Measured {
     let SequenceSize { samples, positions, .. } = size;
     let rows = size.rows();
     let [heads, head_width] = heads(size.width());
     let sequences = SequenceShape::new(samples, positions)?;
     let scale = 1.0 / (head_width as f32).sqrt();
+    let shared = if kind == Kind::SharedKeys { shared_heads(heads) } else { heads };
     let shape = AttentionShape::new(sequences, heads, head_width, scale, None)?;
-    let width = shape.width();
-    let qkv = bench.activations(rows * 3 * width)?;
-    let slopes = match scores {
-        Positions::Elsewhere => None,
-        Positions::Alibi => Some(bench.floats(heads, [0.004, 0.5])?),
+    let shape = shape.with_key_value_heads(shared)?;
+    let (width, shared_width) = (shape.width(), shape.key_value_width());
+    let columns = width + 2 * shared_width;
+    let qkv = bench.activations(rows * columns)?;
+    let slopes = match kind {
+        Kind::Plain | Kind::SharedKeys => None,
+        Kind::Alibi => Some(bench.floats(heads, [0.004, 0.5])?),
     };
     let dout = bench.activations(rows * width)?;
     let mut out = bench.room::<B::Activation>(rows * width)?;
     let mut log_sum_exp = bench.room::<f32>(rows * heads)?;
-    let mut dqkv = bench.room::<B::Activation>(rows * 3 * width)?;
+    let mut dqkv = bench.room::<B::Activation>(rows * columns)?;
     let inputs = || -> Result<AttentionInputs<'_, B>, KernelError> {
-        let qkv = Slice::all(&qkv).matrix(rows, 3 * width)?;
+        let qkv = Slice::all(&qkv).matrix(rows, columns)?;
         Ok(AttentionInputs {
             q: qkv.columns(0, width)?,
-            k: qkv.columns(width, width)?,
-            v: qkv.columns(2 * width, width)?,
+            k: qkv.columns(width, shared_width)?,
+            v: qkv.columns(width + shared_width, shared_width)?,
             slopes: slopes.as_ref().map(Slice::all),
             starts: None,
         })
@@ -74,7 +91,7 @@ fn measure<B: Backend>(
     let backward = bench.milliseconds(|backend, stream| {
         backend.attention_backward(
             stream,
-            SliceMut::all(&mut dqkv).matrix(rows, 3 * width)?,
+            SliceMut::all(&mut dqkv).matrix(rows, columns)?,
             AttentionSaved {
                 dout: Slice::all(&dout).matrix(rows, width)?,
                 inputs: inputs()?,
@@ -84,25 +101,29 @@ fn measure<B: Backend>(
             shape,
         )
     })?;
-    let elements = bench.activation_bytes() * (rows * width) as f64;
+    let bytes = |columns: usize| bench.activation_bytes() * (rows * columns) as f64;
+    let shown = if shared == heads { format!("{heads}") } else { format!("{heads} of {shared}") };
     // Of every pair of a query and a key that it sees: two products forward, five backward.
     let pairs = (samples * heads) as f64 * positions as f64 * (positions + 1) as f64 / 2.0;
     let product = 2.0 * pairs * head_width as f64;
-    let line = |direction, milliseconds, matrices: f64, products: f64| Measurement {
+    let line = |direction, milliseconds, bytes, products: f64| Measurement {
         kernel,
         direction,
-        shape: format!("({samples}, {heads} heads, {positions}, {head_width})"),
-        work: Work { bytes: matrices * elements, operations: products * product },
+        shape: format!("({samples}, {shown} heads, {positions}, {head_width})"),
+        work: Work { bytes, operations: products * product },
         milliseconds,
     };
-    Ok(vec![line("forward", forward, 4.0, 2.0), line("backward", backward, 8.0, 5.0)])
+    Ok(vec![
+        line("forward", forward, bytes(columns + width), 2.0),
+        line("backward", backward, bytes(2 * (columns + width)), 5.0),
+    ])
 }
 
 /// Rotary positions of a model whose heads of queries share keys and values in fours, where they are so many.
 pub(super) fn rotary<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
     let rows = size.rows();
     let [heads, head_width] = heads(size.width());
-    let shared = if heads.is_multiple_of(4) { heads / 4 } else { heads };
+    let shared = shared_heads(heads);
     let sequences = SequenceShape::new(size.samples, size.positions)?;
     let shape = AttentionShape::new(sequences, heads, head_width, 1.0, None)?;
     let shape = shape.with_key_value_heads(shared)?;
