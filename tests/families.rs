@@ -8,7 +8,7 @@ use crate::support::workbench::{causes, config};
 use crate::support::{Job, Outcome, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
-pub const MODELS: [(&str, &str); 7] = [
+pub const MODELS: [(&str, &str); 8] = [
     (
         "mamba2",
         "kind = \"mamba2\"\nd_model = 18\nn_layers = 2\nd_state = 5\nd_conv = 3\nexpand = 2\nhead_width = 6\nn_groups = 3",
@@ -40,6 +40,12 @@ pub const MODELS: [(&str, &str); 7] = [
         "hybrid",
         "kind = \"hybrid\"\nd_model = 12\nn_layers = 4\nlayer_pattern = \"ma\"\nd_state = 5\nd_conv = 3\nexpand = 2\n\
          n_heads = 3\nexpansion = 2",
+    ),
+    (
+        "hybrid-of-all",
+        "kind = \"hybrid\"\nd_model = 12\nn_layers = 4\nlayer_pattern = \"mals\"\nd_state = 5\nd_conv = 3\nexpand = 2\n\
+         n_heads = 3\nexpansion = 2\nn_kv_heads = 1\nmlp_width = 17\nhead_width = 6\nrope_theta = 100\nwindow_size = 9\n\
+         mamba2_head_width = 6\nn_groups = 2",
     ),
 ];
 

@@ -98,7 +98,7 @@ pub enum ModelConfig {
     GptNeo(GptNeoConfig),
     /// A Llama, Mistral, Qwen2 or Qwen3 model.
     Llama(LlamaConfig),
-    /// A hybrid of Mamba and attention blocks.
+    /// A hybrid of blocks of several families.
     Hybrid(HybridConfig),
 }
 

@@ -1,12 +1,15 @@
-//! Hybrids: Mamba blocks and attention blocks in one list, in the order of a pattern of letters.
+//! Hybrids: blocks of every kind in one list, in the order of a pattern of letters.
 //!
-//! Mamba blocks are those of [`mamba`](mod@crate::mamba). Attention blocks have norms by the root
-//! mean square, no biases, an MLP with GELU, and no positional encoding: the Mamba blocks between
+//! Mamba blocks, Mamba-2 blocks and Llama blocks are those of [`mamba`](mod@crate::mamba),
+//! [`mamba2`](crate::mamba2) and [`llama`](crate::llama). Attention blocks have norms by the root
+//! mean square, no biases, an MLP with GELU, and no positional encoding: the other blocks between
 //! them carry the positions, as in Jamba (Lieber et al., 2024).
 
 pub mod config;
+pub mod pattern;
 
-pub use config::{BlockKind, BlockPattern, HybridConfig};
+pub use config::{HybridConfig, LlamaSizes, Mamba2Sizes};
+pub use pattern::{BlockKind, BlockPattern};
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::Gelu;
 
@@ -14,7 +17,9 @@ use crate::error::Result;
 use crate::family::{Family, family_sizes, head_width};
 use crate::language_model::{LanguageModel, Stem};
 use crate::linear::{Linear, NewLinear};
+use crate::llama;
 use crate::mamba::{self, MambaBlock};
+use crate::mamba2::Mamba2Block;
 use crate::norm::Norm;
 use crate::parameter_list::{Bias, ParameterList};
 use crate::transformer::{Activation, Attention, Mlp, TransformerBlock};
@@ -35,14 +40,23 @@ impl Family for HybridConfig {
             standard_deviation: STANDARD_DEVIATION,
             logit_scale: 1.0,
         };
-        let head_width = head_width(self.mamba.d_model, self.n_heads)?;
+        let (llama, mamba2) = (self.llama_config(), self.mamba2_config());
+        // The sizes of a kind that the pattern does not hold may be those of no head.
+        let width =
+            |kind, width: Result<usize>| if self.pattern.holds(kind) { width } else { Ok(0) };
+        let of_attention =
+            width(BlockKind::Attention, head_width(self.mamba.d_model, self.n_heads))?;
+        let of_llama = width(BlockKind::Llama, llama.head_columns())?;
         let count = self.mamba.n_layers;
         Ok(LanguageModel::assemble(stem, count, self.to_json(), |parameters, index| {
+            let name = format!("backbone.layers.{index}");
             match self.pattern.kind(index) {
                 BlockKind::Mamba => Box::new(MambaBlock::add(parameters, &self.mamba, index)),
+                BlockKind::Mamba2 => Box::new(Mamba2Block::add(parameters, &mamba2, index)),
                 BlockKind::Attention => {
-                    Box::new(add_attention(parameters, self, head_width, index))
+                    Box::new(add_attention(parameters, self, of_attention, &name))
                 }
+                BlockKind::Llama => Box::new(llama::add_block(parameters, &llama, of_llama, &name)),
             }
         }))
     }
@@ -50,16 +64,16 @@ impl Family for HybridConfig {
     family_sizes!(mamba);
 }
 
-/// Adds attention block `index` with its tensors.
+/// Adds an attention block with its tensors, whose names begin with `block`.
 fn add_attention(
     parameters: &mut ParameterList,
     config: &HybridConfig,
     head_width: usize,
-    index: usize,
+    block: &str,
 ) -> TransformerBlock {
     let d = config.mamba.d_model;
     let f = config.expansion * d;
-    let name = |tensor: &str| format!("backbone.layers.{index}.{tensor}");
+    let name = |tensor: &str| format!("{block}.{tensor}");
     let norm = |tensor| mamba::norm(&name(tensor), &config.mamba);
     let map = |tensor, inputs, outputs, residual: f64| NewLinear {
         name: name(tensor),

@@ -38,7 +38,8 @@ impl Family for LlamaConfig {
         };
         let head_width = self.head_columns()?;
         Ok(LanguageModel::assemble(stem, self.n_layers, self.to_json(), |parameters, index| {
-            Box::new(add_block(parameters, self, head_width, index))
+            let block = format!("model.layers.{index}");
+            Box::new(add_block(parameters, self, head_width, &block))
         }))
     }
 
@@ -56,15 +57,15 @@ fn norm(name: String, config: &LlamaConfig, width: usize) -> NewNorm {
     }
 }
 
-/// Adds block `index` with its tensors.
-fn add_block(
+/// Adds a block with its tensors, whose names begin with `block`.
+pub(crate) fn add_block(
     parameters: &mut ParameterList,
     config: &LlamaConfig,
     head_width: usize,
-    index: usize,
+    block: &str,
 ) -> TransformerBlock {
     let (d, f) = (config.d_model, config.mlp_width);
-    let name = |tensor: &str| format!("model.layers.{index}.{tensor}");
+    let name = |tensor: &str| format!("{block}.{tensor}");
     let map = |tensor, inputs, outputs, bias| NewLinear {
         name: name(tensor),
         inputs,

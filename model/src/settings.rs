@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ModelError, Result};
 use crate::family::{Family, ModelConfig, check_sizes, heads_like};
 use crate::gpt_neo::GptNeoConfig;
-use crate::hybrid::{BlockPattern, HybridConfig};
+use crate::hybrid::{BlockKind, BlockPattern, HybridConfig, LlamaSizes, Mamba2Sizes};
 use crate::language_model::Recompute;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
@@ -54,10 +54,13 @@ pub struct ModelSettings {
     /// Mamba: r, the rank of the step sizes; `ceil(d_model / 16)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dt_rank: Option<usize>,
-    /// Mamba-2: p, the channels of a head, a divisor of the inner width; 64 where not given, or the most below that divide it. Llama: p, the
-    /// width of a head, an even number; `d_model / n_heads` where not given.
+    /// Mamba-2: p, the channels of a head, a divisor of the inner width; 64 where not given, or the most below that divide it. Llama, and
+    /// Llama blocks of hybrids: p, the width of a head, an even number; `d_model / n_heads` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_width: Option<usize>,
+    /// Mamba-2 blocks of hybrids: p, as `head_width` of Mamba-2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mamba2_head_width: Option<usize>,
     /// Mamba-2: g, groups of heads that share B and C, a divisor of the heads; 1 where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_groups: Option<usize>,
@@ -93,7 +96,8 @@ pub struct ModelSettings {
     /// query attends to, as in Mistral 7B.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_size: Option<usize>,
-    /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
+    /// Hybrids: the kinds of blocks in turn, `m` for Mamba, `s` for Mamba-2, `a` for attention and
+    /// `l` for Llama; a hybrid has the sizes of the families of its blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_pattern: Option<BlockPattern>,
     /// Llama: g, heads of keys and values, a divisor of `n_heads`.
@@ -135,7 +139,7 @@ pub enum ModelKind {
     GptNeo,
     /// Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3.
     Llama,
-    /// Mamba and attention blocks in one list.
+    /// Blocks of several families in one list.
     Hybrid,
 }
 
@@ -189,6 +193,9 @@ impl ModelSettings {
             return Err(ModelError::config("model.vocab_size", expected, vocab_size));
         }
         config.check().map_err(in_table)?;
+        if let ModelConfig::Hybrid(hybrid) = &config {
+            self.refuse_keys_of_other_blocks(&hybrid.pattern)?;
+        }
         Ok(ResolvedModel::New(config))
     }
 
@@ -203,8 +210,7 @@ impl ModelSettings {
             (ModelKind::GptNeo, _) => GptNeoConfig::new(1, 1, 1, 1).into(),
             (ModelKind::Llama, _) => LlamaConfig::new(1, 1, 1, 1).into(),
             (ModelKind::Hybrid, Some(pattern)) => {
-                let pattern = pattern.clone();
-                HybridConfig { mamba, pattern, n_heads: 1, expansion: 1 }.into()
+                HybridConfig::new(mamba, pattern.clone(), 1).into()
             }
             (ModelKind::Mamba | ModelKind::Hybrid, _) => mamba.into(),
         }
@@ -218,13 +224,7 @@ impl ModelSettings {
             ModelConfig::Mpt(config) => self.over_mpt(config, vocab_size).into(),
             ModelConfig::GptNeo(config) => self.over_gpt_neo(config, vocab_size).into(),
             ModelConfig::Llama(config) => self.over_llama(config, vocab_size).into(),
-            ModelConfig::Hybrid(config) => HybridConfig {
-                mamba: self.over_mamba(config.mamba, vocab_size),
-                pattern: self.layer_pattern.clone().unwrap_or(config.pattern),
-                n_heads: self.n_heads.unwrap_or(config.n_heads),
-                expansion: self.expansion.unwrap_or(config.expansion),
-            }
-            .into(),
+            ModelConfig::Hybrid(config) => self.over_hybrid(config, vocab_size).into(),
         }
     }
 
@@ -333,6 +333,37 @@ impl ModelSettings {
     }
 }
 
+impl ModelSettings {
+    /// No preset is a hybrid: sizes that are not given have the defaults of the others.
+    fn over_hybrid(&self, config: HybridConfig, vocab_size: usize) -> HybridConfig {
+        let HybridConfig { mamba, pattern, n_heads, .. } = config;
+        let HybridConfig { mamba, pattern, n_heads, expansion, llama, mamba2 } = HybridConfig::new(
+            self.over_mamba(mamba, vocab_size),
+            self.layer_pattern.clone().unwrap_or(pattern),
+            self.n_heads.unwrap_or(n_heads),
+        );
+        HybridConfig {
+            mamba,
+            pattern,
+            n_heads,
+            expansion: self.expansion.unwrap_or(expansion),
+            llama: LlamaSizes {
+                n_kv_heads: self.n_kv_heads.unwrap_or(llama.n_kv_heads),
+                head_width: self.head_width,
+                mlp_width: self.mlp_width.unwrap_or(llama.mlp_width),
+                rope_theta: self.rope_theta.unwrap_or(llama.rope_theta),
+                window_size: self.window_size,
+                qkv_bias: self.qkv_bias.unwrap_or(llama.qkv_bias),
+                qk_norm: self.qk_norm.unwrap_or(llama.qk_norm),
+            },
+            mamba2: Mamba2Sizes {
+                head_width: self.mamba2_head_width.unwrap_or(mamba2.head_width),
+                n_groups: self.n_groups.unwrap_or(mamba2.n_groups),
+            },
+        }
+    }
+}
+
 impl From<&ModelConfig> for ModelSettings {
     /// The table with every size, as a run saves it.
     fn from(config: &ModelConfig) -> Self {
@@ -344,7 +375,13 @@ impl From<&ModelConfig> for ModelSettings {
             ..Self::default()
         };
         match config {
-            ModelConfig::Mamba(config) => settings.with_mamba(config),
+            ModelConfig::Mamba(config) => Self {
+                d_state: Some(config.d_state),
+                d_conv: Some(config.d_conv),
+                expand: Some(config.expand),
+                dt_rank: Some(config.dt_rank),
+                ..settings
+            },
             ModelConfig::Mamba2(config) => Self {
                 d_state: Some(config.d_state),
                 d_conv: Some(config.d_conv),
@@ -385,23 +422,32 @@ impl From<&ModelConfig> for ModelSettings {
                 head_width: config.head_width,
                 ..settings
             },
-            ModelConfig::Hybrid(config) => Self {
-                n_heads: Some(config.n_heads),
-                expansion: Some(config.expansion),
-                layer_pattern: Some(config.pattern.clone()),
-                ..settings.with_mamba(&config.mamba)
-            },
+            ModelConfig::Hybrid(config) => settings.with_hybrid(config),
         }
     }
 }
 
 impl ModelSettings {
-    fn with_mamba(self, config: &MambaConfig) -> Self {
+    fn with_hybrid(self, config: &HybridConfig) -> Self {
+        let HybridConfig { mamba, llama, mamba2, .. } = config;
+        let [m, s, a, l] = BlockKind::ALL.map(|kind| config.pattern.holds(kind));
         Self {
-            d_state: Some(config.d_state),
-            d_conv: Some(config.d_conv),
-            expand: Some(config.expand),
-            dt_rank: Some(config.dt_rank),
+            layer_pattern: Some(config.pattern.clone()),
+            d_state: (m || s).then_some(mamba.d_state),
+            d_conv: (m || s).then_some(mamba.d_conv),
+            expand: (m || s).then_some(mamba.expand),
+            dt_rank: m.then_some(mamba.dt_rank),
+            mamba2_head_width: s.then_some(mamba2.head_width),
+            n_groups: s.then_some(mamba2.n_groups),
+            n_heads: (a || l).then_some(config.n_heads),
+            expansion: a.then_some(config.expansion),
+            n_kv_heads: l.then_some(llama.n_kv_heads),
+            head_width: llama.head_width.filter(|_| l),
+            mlp_width: l.then_some(llama.mlp_width),
+            rope_theta: l.then_some(llama.rope_theta),
+            window_size: llama.window_size.filter(|_| l),
+            qkv_bias: l.then_some(llama.qkv_bias),
+            qk_norm: l.then_some(llama.qk_norm),
             ..self
         }
     }

@@ -1,4 +1,4 @@
-//! The initial values of every tensor of MPT, GPT-Neo, Mamba-2 and a hybrid match the code that the
+//! The initial values of every tensor of MPT, GPT-Neo, Mamba-2 and hybrids match the code that the
 //! family comes from. No device is needed.
 //!
 //! All models are 64 wide, have MLPs of 256 and 4 layers: expected numbers are written out, so that no formula is tested
@@ -230,16 +230,10 @@ fn mamba2_begins_as_in_state_spaces() {
     expected.check(&config);
 }
 
-/// Mamba blocks as in state-spaces' `mamba_simple.py`, their last map divided by the root of 4 layers; attention blocks with
-/// 0.02, divided by sqrt(2 * 4 layers) on the way back to the residual stream.
+/// Mamba and Mamba-2 blocks as in state-spaces' code, their last maps divided by the root of 4 layers; attention blocks with
+/// 0.02, divided by sqrt(2 * 4 layers) on the way back to the residual stream; Llama blocks with 0.02.
 #[test]
 fn a_hybrid_begins_as_its_blocks() {
-    let config = HybridConfig {
-        mamba: MambaConfig::new(259, 64, 4),
-        pattern: "ma".parse().expect("a pattern"),
-        n_heads: 4,
-        expansion: 4,
-    };
     let of_128_inputs = 0.088_388_348;
     // 128 channels, 16 states, 4 taps, a rank of 4.
     let mamba = [
@@ -254,6 +248,17 @@ fn a_hybrid_begins_as_its_blocks() {
         ("mixer.D", All(1.0)),
         ("mixer.out_proj.weight", Uniform(of_128_inputs / 2.0)),
     ];
+    let mamba2 = [
+        ("norm.weight", All(1.0)),
+        ("mixer.in_proj.weight", Uniform(0.125)),
+        ("mixer.conv1d.weight", Uniform(0.5)),
+        ("mixer.conv1d.bias", Uniform(0.5)),
+        ("mixer.dt_bias", StepSizes),
+        ("mixer.A_log", Rates),
+        ("mixer.D", All(1.0)),
+        ("mixer.out_proj.weight", Uniform(of_128_inputs / 2.0)),
+        ("mixer.norm.weight", All(1.0)),
+    ];
     let divided = Normal(0.007_071_067_8);
     let attention = [
         ("norm_1.weight", All(1.0)),
@@ -263,12 +268,35 @@ fn a_hybrid_begins_as_its_blocks() {
         ("ffn.up_proj.weight", Normal(0.02)),
         ("ffn.down_proj.weight", divided),
     ];
-    let mut expected = Expected::default();
-    expected.add("backbone.", &[("embeddings.weight", Normal(0.02))]);
-    for [of_mamba, of_attention] in [[0, 1], [2, 3]] {
-        expected.add(&format!("backbone.layers.{of_mamba}."), &mamba);
-        expected.add(&format!("backbone.layers.{of_attention}."), &attention);
+    let llama = [
+        ("input_layernorm.weight", All(1.0)),
+        ("self_attn.q_proj.weight", Normal(0.02)),
+        ("self_attn.k_proj.weight", Normal(0.02)),
+        ("self_attn.v_proj.weight", Normal(0.02)),
+        ("self_attn.o_proj.weight", Normal(0.02)),
+        ("post_attention_layernorm.weight", All(1.0)),
+        ("mlp.gate_proj.weight", Normal(0.02)),
+        ("mlp.up_proj.weight", Normal(0.02)),
+        ("mlp.down_proj.weight", Normal(0.02)),
+    ];
+    // Without attention there need not be heads.
+    let patterns: [(&str, usize, [&[(&str, Begin)]; 4]); 4] = [
+        ("ma", 4, [&mamba, &attention, &mamba, &attention]),
+        ("la", 4, [&llama, &attention, &llama, &attention]),
+        ("ms", 0, [&mamba, &mamba2, &mamba, &mamba2]),
+        ("lsam", 4, [&llama, &mamba2, &attention, &mamba]),
+    ];
+    for (letters, heads, blocks) in patterns {
+        let pattern = letters.parse().expect("a pattern");
+        let mut config = HybridConfig::new(MambaConfig::new(259, 64, 4), pattern, heads);
+        // 64 heads, enough to judge their distribution.
+        config.mamba2.head_width = 2;
+        let mut expected = Expected::default();
+        expected.add("backbone.", &[("embeddings.weight", Normal(0.02))]);
+        for (index, tensors) in blocks.into_iter().enumerate() {
+            expected.add(&format!("backbone.layers.{index}."), tensors);
+        }
+        expected.add("backbone.norm_f.", &[("weight", All(1.0))]);
+        expected.check(&config);
     }
-    expected.add("backbone.norm_f.", &[("weight", All(1.0))]);
-    expected.check(&config);
 }

@@ -127,13 +127,18 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("llama", "/head_dim", "3", "head_dim: expected heads of an even number of columns"),
     ("llama", "/hidden_act", "\"gelu\"", "hidden_act: expected \"silu\", found \"gelu\""),
     ("llama", "/rope_theta", "0", "rope_theta: expected a finite number above 0, found 0"),
-    ("hybrid", "/layer_pattern", "\"\"", "layer_pattern: expected letters m and a, found \"\""),
-    ("hybrid", "/layer_pattern", "\"mxa\"", "layer_pattern: expected letters m and a, found"),
+    (
+        "hybrid",
+        "/layer_pattern",
+        "\"\"",
+        "layer_pattern: expected letters m, s, a and l, found \"\"",
+    ),
+    ("hybrid", "/layer_pattern", "\"mxa\"", "layer_pattern: expected letters m, s, a and l, found"),
     (
         "hybrid",
         "/layer_pattern",
         "\"mmmma\"",
-        "layer_pattern: expected an m and an a among the kinds of 4 blocks, found only m",
+        "layer_pattern: expected two kinds or more among 4 blocks, found only m",
     ),
     (
         "hybrid",
@@ -142,6 +147,21 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
         "num_attention_heads: expected a divisor of hidden_size",
     ),
     ("hybrid", "/num_attention_heads", "null", "num_attention_heads: expected a whole number"),
+    (
+        "hybrid",
+        "/layer_pattern",
+        "\"mal\"",
+        "num_key_value_heads: expected a whole number from 1 to 262144, found nothing",
+    ),
+    (
+        "hybrid-of-all",
+        "/num_key_value_heads",
+        "2",
+        "num_key_value_heads: expected a divisor of num_attention_heads, which is 3",
+    ),
+    ("hybrid-of-all", "/head_dim", "3", "head_dim: expected heads of an even number of columns"),
+    ("hybrid-of-all", "/mamba2_head_dim", "null", "mamba2_head_dim: expected a whole number"),
+    ("hybrid-of-all", "/n_groups", "3", "n_groups: expected a divisor of the 4 heads, found 3"),
     ("mamba2", "/num_heads", "5", "num_heads: expected expand * hidden_size / head_dim"),
     ("mamba2", "/time_step_limit", "[2]", "time_step_limit: expected a list of two numbers"),
     ("mamba", "/hidden_act", "\"relu\"", "hidden_act: expected \"silu\", found \"relu\""),
@@ -176,6 +196,7 @@ fn model_folders_of_every_family() {
         ("llama", "model.layers.1.self_attn.k_proj.bias", "[8]", "model"),
         ("qwen3", "model.layers.1.self_attn.k_norm.weight", "[6]", "model"),
         ("hybrid", "backbone.layers.1.norm_1.weight", "[12]", "backbone"),
+        ("hybrid-of-all", "backbone.layers.2.self_attn.k_proj.weight", "[6, 12]", "backbone"),
         ("mamba", "backbone.layers.1.norm.weight", "[20]", "backbone"),
     ];
     for (family, tensor, shape, root) in tensors {

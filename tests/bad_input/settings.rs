@@ -303,7 +303,7 @@ fn model_tables() {
         ("qwen3", "head_width = 6", "head_width = 7", &["model.head_width", "even", "7 columns"]),
         ("hybrid", "\"ma\"", "\"\"", &["bad.toml", "layer_pattern", "letters m", "found \"\""]),
         ("hybrid", "\"ma\"", "\"mxa\"", &["bad.toml", "layer_pattern", "letters m", "\"mxa\""]),
-        ("hybrid", "\"ma\"", "\"m\"", &["model.layer_pattern", "an m and an a", "found only m"]),
+        ("hybrid", "\"ma\"", "\"m\"", &["model.layer_pattern", "two kinds", "found only m"]),
         ("hybrid", "\"ma\"", "\"aaaam\"", &["model.layer_pattern", "of 4 blocks, found only a"]),
         ("hybrid", "\"ma\"", "3", &["bad.toml", "layer_pattern", "a string"]),
         ("hybrid", "layer_pattern = \"ma\"\n", "", &["model.layer_pattern", "found none"]),
@@ -311,6 +311,23 @@ fn model_tables() {
         ("hybrid", "n_heads = 3\n", "", &["model.n_heads", "found none"]),
         ("hybrid", "d_conv = 3", "d_conv = 17", &["model.d_conv", "1 to 16", "found 17"]),
         ("hybrid", "n_heads = 3", "max_seq_len = 9\nn_heads = 3", &["model.max_seq_len", "hybrid"]),
+        ("hybrid", "n_heads = 3", "mlp_width = 9\nn_heads = 3", &["model.mlp_width", "has no l"]),
+        ("hybrid", "\"ma\"", "\"ml\"", &["model.n_kv_heads", "(missing too: mlp_width)"]),
+        (
+            "hybrid-of-all",
+            "n_kv_heads = 1",
+            "n_kv_heads = 2",
+            &["model.n_kv_heads", "n_heads", "3"],
+        ),
+        ("hybrid-of-all", "n_kv_heads = 1\n", "", &["model.n_kv_heads", "found none"]),
+        ("hybrid-of-all", "\"mals\"", "\"mas\"", &["model.head_width", "layer_pattern has no l"]),
+        (
+            "hybrid-of-all",
+            "mamba2_head_width = 6",
+            "mamba2_head_width = 5",
+            &["model.mamba2_head_width", "divisor", "24", "found 5"],
+        ),
+        ("hybrid-of-all", "n_groups = 2", "n_groups = 3", &["model.n_groups", "4 heads"]),
     ];
     for (family, from, to, parts) in cases {
         let table = table(family);

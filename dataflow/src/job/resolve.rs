@@ -314,7 +314,7 @@ impl ResolvedRun {
 }
 
 /// Names of sizes in the `config.json` of families, and their keys in `[model]`, which are those that a user knows.
-const MODEL_KEYS: [(&str, &str); 15] = [
+const MODEL_KEYS: [(&str, &str); 19] = [
     ("hidden_size", "d_model"),
     ("num_hidden_layers", "n_layers"),
     ("num_layers", "n_layers"),
@@ -323,6 +323,10 @@ const MODEL_KEYS: [(&str, &str); 15] = [
     ("time_step_rank", "dt_rank"),
     ("num_heads", "n_heads"),
     ("num_attention_heads", "n_heads"),
+    ("num_key_value_heads", "n_kv_heads"),
+    ("head_dim", "head_width"),
+    ("mamba2_head_dim", "mamba2_head_width"),
+    ("sliding_window", "window_size"),
     ("expansion_ratio", "expansion"),
     ("max_position_embeddings", "max_seq_len"),
     ("attn_config.alibi", "alibi"),

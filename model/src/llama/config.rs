@@ -6,6 +6,9 @@ use crate::error::{ModelError, Result};
 use crate::family::{HeadKeys, SpecialTokens, check_norm_eps, check_sizes, head_width_of};
 use crate::transformer::RopeScaling;
 
+/// The base of rotary positions where none is given.
+pub(crate) const ROPE_THETA: f64 = 500_000.0;
+
 /// A Llama, Mistral, Qwen2 or Qwen3 language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
@@ -58,7 +61,7 @@ impl LlamaConfig {
             head_width: None,
             mlp_width: 4 * d_model,
             max_seq_len: 8192,
-            rope_theta: 500_000.0,
+            rope_theta: ROPE_THETA,
             rope_scaling: None,
             window_size: None,
             qkv_bias: false,
@@ -78,7 +81,7 @@ impl LlamaConfig {
     }
 
     /// [`head_columns`](Self::head_columns), with errors that use the key names of a file.
-    pub(super) fn head_columns_named(&self, keys: HeadKeys, columns: &str) -> Result<usize> {
+    pub(crate) fn head_columns_named(&self, keys: HeadKeys, columns: &str) -> Result<usize> {
         let (key, columns) = match self.head_width {
             Some(given) => (columns, given),
             None => (keys.heads, head_width_of(keys, self.d_model, self.n_heads)?),
@@ -119,7 +122,7 @@ impl LlamaConfig {
         check_norm_eps(self.norm_eps)
     }
 
-    pub(super) fn check_shared_heads(&self, key: &str, heads: &str) -> Result<()> {
+    pub(crate) fn check_shared_heads(&self, key: &str, heads: &str) -> Result<()> {
         if self.n_kv_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
             let expected = format!("a divisor of {heads}, which is {}", self.n_heads);
             return Err(ModelError::config(key, expected, self.n_kv_heads));

@@ -2,6 +2,7 @@
 
 use super::{ModelKind, ModelSettings};
 use crate::error::{ModelError, Result};
+use crate::hybrid::{BlockKind, BlockPattern};
 
 /// The keys that every family has.
 const COMMON: [&str; 3] = ["vocab_size", "d_model", "n_layers"];
@@ -19,17 +20,42 @@ impl ModelKind {
         }
     }
 
-    /// The sizes that a table without a preset must give beside [`COMMON`].
-    fn required(self) -> &'static [&'static str] {
-        match self {
+    /// The sizes that a table without a preset must give beside [`COMMON`]; of a hybrid, those of the
+    /// blocks in its `pattern`.
+    fn required(self, pattern: Option<&BlockPattern>) -> Vec<&'static str> {
+        let keys: &[&str] = match self {
             Self::Mamba | Self::Mamba2 => &["d_state", "d_conv", "expand"],
             Self::Mpt => &["n_heads", "expansion", "max_seq_len"],
             Self::GptNeo => &["n_heads", "expansion", "max_seq_len", "window_size"],
             Self::Llama => &["n_heads", "n_kv_heads", "mlp_width"],
             Self::Hybrid => {
-                &["d_state", "d_conv", "expand", "n_heads", "expansion", "layer_pattern"]
+                let holds = |kind: &BlockKind| pattern.is_some_and(|pattern| pattern.holds(*kind));
+                let mut keys = Vec::new();
+                for key in
+                    BlockKind::ALL.into_iter().filter(holds).flat_map(|kind| of_block(kind)[0])
+                {
+                    if !keys.contains(key) {
+                        keys.push(*key);
+                    }
+                }
+                keys.push("layer_pattern");
+                return keys;
             }
-        }
+        };
+        keys.to_vec()
+    }
+}
+
+/// The keys of one kind of block in a hybrid: those that a table must give, and those with defaults.
+fn of_block(kind: BlockKind) -> [&'static [&'static str]; 2] {
+    match kind {
+        BlockKind::Mamba => [&["d_state", "d_conv", "expand"], &["dt_rank"]],
+        BlockKind::Mamba2 => [&["d_state", "d_conv", "expand"], &["mamba2_head_width", "n_groups"]],
+        BlockKind::Attention => [&["n_heads", "expansion"], &[]],
+        BlockKind::Llama => [
+            &["n_heads", "n_kv_heads", "mlp_width"],
+            &["head_width", "rope_theta", "window_size", "qkv_bias", "qk_norm"],
+        ],
     }
 }
 
@@ -95,8 +121,17 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
             "d_conv",
             "expand",
             "dt_rank",
+            "mamba2_head_width",
+            "n_groups",
             "n_heads",
             "expansion",
+            "n_kv_heads",
+            "head_width",
+            "mlp_width",
+            "rope_theta",
+            "window_size",
+            "qkv_bias",
+            "qk_norm",
             "layer_pattern",
         ],
     }
@@ -104,7 +139,7 @@ pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
 
 impl ModelSettings {
     /// Every key of a size or a switch, with its value where the table has one.
-    fn given(&self) -> [(&'static str, Option<String>); 26] {
+    fn given(&self) -> [(&'static str, Option<String>); 27] {
         fn shown<T: ToString>(value: Option<T>) -> Option<String> {
             value.map(|value| value.to_string())
         }
@@ -118,6 +153,7 @@ impl ModelSettings {
             ("expand", shown(self.expand)),
             ("dt_rank", shown(self.dt_rank)),
             ("head_width", shown(self.head_width)),
+            ("mamba2_head_width", shown(self.mamba2_head_width)),
             ("n_groups", shown(self.n_groups)),
             ("n_heads", shown(self.n_heads)),
             ("n_kv_heads", shown(self.n_kv_heads)),
@@ -150,6 +186,22 @@ impl ModelSettings {
         }
     }
 
+    /// Refuses the first given key that is of blocks which `pattern` does not hold.
+    pub(super) fn refuse_keys_of_other_blocks(&self, pattern: &BlockPattern) -> Result<()> {
+        for (key, value) in self.given() {
+            let has_key = |kind: &BlockKind| of_block(*kind).concat().contains(&key);
+            let kinds: Vec<_> = BlockKind::ALL.into_iter().filter(has_key).collect();
+            let is_read = kinds.is_empty() || kinds.iter().any(|kind| pattern.holds(*kind));
+            if let Some(found) = value.filter(|_| !is_read) {
+                let letters: Vec<_> = kinds.iter().map(|kind| kind.letter().to_string()).collect();
+                let letters = letters.join(" or ");
+                let expected = format!("no such size, as layer_pattern has no {letters}");
+                return Err(ModelError::config(format!("model.{key}"), expected, found));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses a table without a preset that leaves out sizes of `kind`, and names all of them.
     pub(super) fn require_keys(&self, kind: ModelKind, vocab_size: Option<usize>) -> Result<()> {
         let given = self.given();
@@ -158,7 +210,8 @@ impl ModelSettings {
             given || (key == "vocab_size" && vocab_size.is_some())
         };
         // The vocabulary is checked last, as most tables leave it to the data.
-        let keys = COMMON[1..].iter().chain(kind.required()).chain(&COMMON[..1]);
+        let required = kind.required(self.layer_pattern.as_ref());
+        let keys = COMMON[1..].iter().chain(&required).chain(&COMMON[..1]);
         let mut missing = keys.copied().filter(|key| !is_given(key));
         let Some(first) = missing.next() else { return Ok(()) };
         let mut expected = "a size, as there is no preset".to_owned();

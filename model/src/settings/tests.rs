@@ -90,6 +90,57 @@ fn a_family_with_every_size_needs_no_preset() {
     );
 }
 
+const LLAMA_AND_ATTENTION: &str = r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 2, "n_heads": 4,
+    "n_kv_heads": 2, "mlp_width": 70, "expansion": 3, "layer_pattern": "la"}"#;
+
+const MAMBA_AND_MAMBA2: &str = r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 96, "n_layers": 2, "d_state": 5,
+    "d_conv": 3, "expand": 1, "layer_pattern": "ms"}"#;
+
+/// A hybrid is asked for the sizes of its blocks alone, and has no other.
+#[test]
+fn the_pattern_of_a_hybrid_decides_its_sizes() {
+    let ModelConfig::Hybrid(config) = resolved(MAMBA_AND_MAMBA2, None) else {
+        panic!("another family")
+    };
+    // The most channels up to 64 that divide 96.
+    assert_eq!(
+        (config.mamba2.head_width, config.mamba2.n_groups, config.mamba.dt_rank),
+        (48, 1, 6)
+    );
+    for (json, expected) in [
+        (r#"{"kind": "hybrid"}"#, "d_model n_layers layer_pattern"),
+        (
+            r#"{"kind": "hybrid", "layer_pattern": "ma"}"#,
+            "d_model n_layers d_state d_conv expand n_heads expansion",
+        ),
+        (
+            r#"{"kind": "hybrid", "layer_pattern": "la"}"#,
+            "d_model n_layers n_heads expansion n_kv_heads mlp_width",
+        ),
+        (r#"{"kind": "hybrid", "layer_pattern": "sm"}"#, "d_model n_layers d_state d_conv expand"),
+    ] {
+        let (first, others) = expected.split_once(' ').expect("several keys");
+        let others = others.replace(' ', ", ");
+        let expected = format!("as there is no preset (missing too: {others}), found none");
+        assert_eq!(refusal(json, Some(9)), format!("model.{first}: expected a size, {expected}"));
+    }
+    for (table, key, value, letters) in [
+        (LLAMA_AND_ATTENTION, "d_state", 5, "m or s"),
+        (LLAMA_AND_ATTENTION, "dt_rank", 5, "m"),
+        (LLAMA_AND_ATTENTION, "mamba2_head_width", 8, "s"),
+        (MAMBA_AND_MAMBA2, "n_heads", 4, "a or l"),
+        (MAMBA_AND_MAMBA2, "expansion", 4, "a"),
+        (MAMBA_AND_MAMBA2, "head_width", 8, "l"),
+    ] {
+        let json = table.replace('}', &format!(r#", "{key}": {value}}}"#));
+        let expected = format!("no such size, as layer_pattern has no {letters}, found {value}");
+        assert_eq!(refusal(&json, None), format!("model.{key}: expected {expected}"));
+    }
+    let with_positions = LLAMA_AND_ATTENTION.replace('}', r#", "max_seq_len": 8}"#);
+    let expected = "model.max_seq_len: expected no such size for a hybrid model, found 8";
+    assert_eq!(refusal(&with_positions, None), expected);
+}
+
 #[test]
 fn what_a_run_writes_down_means_the_same() {
     for json in [
@@ -109,6 +160,12 @@ fn what_a_run_writes_down_means_the_same() {
         r#"{"preset": "qwen3-0.6b", "qk_norm": false}"#,
         r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 3, "n_heads": 4,
             "expansion": 3, "d_state": 5, "d_conv": 3, "expand": 2, "layer_pattern": "mma"}"#,
+        r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 4, "n_heads": 4,
+            "expansion": 3, "d_state": 5, "d_conv": 3, "expand": 2, "layer_pattern": "mals", "mamba2_head_width": 16,
+            "n_groups": 2, "n_kv_heads": 2, "mlp_width": 70, "head_width": 6, "rope_theta": 100, "window_size": 9,
+            "qk_norm": true}"#,
+        LLAMA_AND_ATTENTION,
+        MAMBA_AND_MAMBA2,
     ] {
         let config = resolved(json, None);
         let written = ModelSettings::from(&config);

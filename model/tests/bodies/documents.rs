@@ -119,7 +119,7 @@ pub fn of_mamba_are_independent<B: Backend>(arm: &Arm<B>) {
     assert_independent(arm, &LanguageModel::new(&config).expect("an odd model"));
 }
 
-/// Documents in models with attention, and in a hybrid of both.
+/// Documents in models with attention, in a Mamba-2, and in hybrids.
 pub fn of_attention_are_independent<B: Backend>(arm: &Arm<B>) {
     for (name, config) in models_beside_mamba() {
         println!("{name}");

@@ -1,6 +1,7 @@
 //! Small models of odd sizes, of every family, for the bodies that all families go through.
 
 use tidemill_kernels::Backend;
+use tidemill_model::hybrid::{LlamaSizes, Mamba2Sizes};
 use tidemill_model::mpt::{LogitScale, MptPositions};
 use tidemill_model::{
     GptNeoConfig, HybridConfig, LanguageModel, LlamaConfig, Mamba2Config, MambaConfig, Microbatch,
@@ -12,8 +13,8 @@ use super::lane::{
     Walk, bits, loss_bits, moved_parameters, odd_config, run_lane_of_documents, tokens,
 };
 
-/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways; and a Mamba-2 of two groups
-/// whose step sizes are clamped.
+/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways, a Mamba-2 of two groups
+/// whose step sizes are clamped, and a hybrid of every kind of block.
 pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
     let mamba2 = Mamba2Config {
         d_state: 5,
@@ -58,11 +59,23 @@ pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
         qk_norm: true,
         ..LlamaConfig::new(13, 10, 2, 4)
     };
-    let hybrid = HybridConfig {
-        mamba: MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(13, 6, 3) },
-        pattern: "mam".parse().expect("a pattern"),
-        n_heads: 3,
+    let mamba = |blocks| MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(13, 6, blocks) };
+    let hybrid = |letters: &str, blocks| {
+        HybridConfig::new(mamba(blocks), letters.parse().expect("a pattern"), 3)
+    };
+    let of_mamba_and_attention = HybridConfig { expansion: 2, ..hybrid("mam", 3) };
+    let of_all = hybrid("slma", 4);
+    let of_all = HybridConfig {
         expansion: 2,
+        llama: LlamaSizes {
+            n_kv_heads: 1,
+            head_width: Some(4),
+            mlp_width: 7,
+            rope_theta: 30.0,
+            ..of_all.llama
+        },
+        mamba2: Mamba2Sizes { head_width: 3, n_groups: 2 },
+        ..of_all
     };
     vec![
         ("mpt", alibi.into()),
@@ -71,7 +84,8 @@ pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
         ("llama", llama.into()),
         ("qwen2 with a window", qwen2.into()),
         ("qwen3", qwen3.into()),
-        ("hybrid", hybrid.into()),
+        ("hybrid", of_mamba_and_attention.into()),
+        ("hybrid of all kinds", of_all.into()),
         ("mamba2", mamba2.into()),
     ]
 }
@@ -111,7 +125,7 @@ pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
         match &mut config {
             ModelConfig::Mpt(config) => config.n_layers = 2,
             ModelConfig::Llama(config) => config.n_layers = 2,
-            ModelConfig::Hybrid(config) => config.mamba.n_layers = 5,
+            ModelConfig::Hybrid(config) => config.mamba.n_layers *= 2,
             _ => {}
         }
         let model = LanguageModel::new(&config).expect(name);
