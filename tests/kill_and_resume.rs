@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
+use crate::families::{table, with_model};
+use crate::support::killed::goes_on_where_it_was_killed;
 use crate::support::processes::{is_gone, signal, wait_until};
 use crate::support::program::program;
 use crate::support::workbench::random;
@@ -221,4 +223,24 @@ fn a_killed_run_leaves_nothing_outside_of_its_folder() {
         assert!(left.is_empty(), "{folder}: {left:?}");
     }
     LONG.finish(DIR, &["-n", "2", "-w", "2"]);
+}
+
+/// The runs above are of a Mamba.
+fn another_family_goes_on_where_it_was_killed(name: &str) {
+    goes_on_where_it_was_killed(&Workbench::new(), name, &with_model(table(name)), &[]);
+}
+
+#[test]
+fn a_llama_goes_on_where_it_was_killed() {
+    another_family_goes_on_where_it_was_killed("llama");
+}
+
+#[test]
+fn a_mamba2_goes_on_where_it_was_killed() {
+    another_family_goes_on_where_it_was_killed("mamba2");
+}
+
+#[test]
+fn a_hybrid_goes_on_where_it_was_killed() {
+    another_family_goes_on_where_it_was_killed("hybrid");
 }

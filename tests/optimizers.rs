@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use crate::support::processes::wait_until;
+use crate::support::killed::goes_on_where_it_was_killed;
+use crate::support::workbench::config;
 use crate::support::{Job, Outcome, Workbench, assert_same};
 
 static BENCH: LazyLock<Workbench> = LazyLock::new(Workbench::new);
@@ -103,47 +104,19 @@ fn lion_is_elastic() {
     }
 }
 
-/// Also if another number of workers wrote the checkpoint, and after a kill.
-fn goes_on_where_it_was_killed(optimizer: &str) {
-    let steps = ["run.steps=40", "schedule.steps=40", "checkpoint.every_steps=3", optimizer];
-    let dir = |what: &str| format!("{what}-{}", optimizer.trim_start_matches("optimizer.name="));
-    let (undisturbed, killed) = (dir("undisturbed"), dir("killed"));
-    let reference = BENCH.train(Job { dir: &undisturbed, workers: 1, set: &steps });
-    let run_dir = format!("run.dir={killed}");
-    let all: Vec<&str> = steps.into_iter().chain([run_dir.as_str()]).collect();
-    let arguments = |world: &[&'static str]| -> Vec<&str> {
-        let set = all.iter().flat_map(|&set| ["--set", set]);
-        ["train", "run.toml"].into_iter().chain(world.iter().copied()).chain(set).collect()
-    };
-    let checkpoints = BENCH.path(&format!("{killed}/checkpoints"));
-    let newest = || -> Option<std::ffi::OsString> {
-        let entries = std::fs::read_dir(&checkpoints).into_iter().flatten();
-        entries.map(|entry| entry.unwrap().file_name()).max()
-    };
-    for world in [["-w", "2"], ["-w", "3"]] {
-        let mut run = BENCH.start(&arguments(&world));
-        let before = newest();
-        wait_until("another checkpoint", || newest() > before || run.has_ended());
-        run.signal("KILL");
-        let _killed = run.finish();
-    }
-    BENCH.tidemill(&arguments(&["-n", "2", "-w", "1"])).expect(0);
-    assert_same(&BENCH.outcome(&killed), &reference, "killed twice");
-}
-
 #[test]
 fn lion_goes_on_where_it_was_killed() {
-    goes_on_where_it_was_killed(LION);
+    goes_on_where_it_was_killed(&BENCH, "lion", &config(), &[LION]);
 }
 
 #[test]
 fn adafactor_goes_on_where_it_was_killed() {
-    goes_on_where_it_was_killed(ADAFACTOR);
+    goes_on_where_it_was_killed(&BENCH, "adafactor", &config(), &[ADAFACTOR]);
 }
 
 #[test]
 fn muon_goes_on_where_it_was_killed() {
-    goes_on_where_it_was_killed(MUON);
+    goes_on_where_it_was_killed(&BENCH, "muon", &config(), &[MUON]);
 }
 
 /// One state for matrices of hidden layers, two for all other tensors.

@@ -4,7 +4,6 @@
 //! sampler that ignores `--temperature 0`.
 
 use serde_json::Value;
-use tidemill::metrics::{self, StepMetrics};
 use tidemill::streaming_data::DataSet;
 
 use crate::support::outcome::files;
@@ -461,30 +460,5 @@ fn a_finished_run_has_nothing_left_to_do() {
         assert!(again.stdout.starts_with("done: 5 steps"), "{again:?}");
         assert!(again.stdout.contains("run/checkpoints/step-00000005"), "{again:?}");
         assert!(files(&bench.path("run")) == checkpoints, "something was written");
-    }
-}
-
-/// A new run may begin with the weights of another: with a learning rate of zero it keeps them.
-#[test]
-fn a_checkpoint_is_a_model_to_begin_from() {
-    let bench = trained();
-    let reference = bench.outcome("run");
-    for folder in ["run/checkpoints/step-00000005", "exported"] {
-        if folder == "exported" {
-            std::fs::create_dir(bench.path(folder)).unwrap();
-            for name in ["config.json", "model.safetensors"] {
-                std::fs::write(bench.path(folder).join(name), &reference.latest()[name]).unwrap();
-            }
-        }
-        let (dir, from) =
-            (format!("run.dir=from-{}", folder.len()), format!("model={{from = {folder:?}}}"));
-        let still = ["--set", "optimizer.learning_rate=0", "--set", "run.steps=2"];
-        let arguments = ["train", "run.toml", "-w", "2", "--set", &dir, "--set", &from];
-        bench.tidemill(&[&arguments, &still[..]].concat()).expect(0);
-        let run_folder = bench.path(&format!("from-{}", folder.len()));
-        let found = bench.outcome(run_folder.to_str().unwrap());
-        assert_eq!(found.latest()["model.safetensors"], reference.latest()["model.safetensors"]);
-        let lines = metrics::read::<StepMetrics>(&run_folder).unwrap();
-        assert!(lines[0].loss < reference.loss(0), "it begins where the other ended");
     }
 }

@@ -10,6 +10,7 @@
 //! | [`arrival_order`] | those bits can tell one order of summation from another |
 //! | [`documents`] | all of it holds where documents of a sample see nothing of each other |
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
+//! | [`continuing`] | a new run begins with the parameters of a checkpoint, with transformers' losses on transformers' checkpoints |
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`optimizers`] | so is a run of any optimizer, a user's own too, and of groups of parameters |
 //! | [`own_samples`] | so is a model of samples that are no tokens |
@@ -41,6 +42,7 @@ mod arrival_order;
 mod asking;
 mod bad_input;
 mod cluster_secret;
+mod continuing;
 mod cut_files;
 mod defaults;
 mod devices;

@@ -311,7 +311,7 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
 }
 
 /// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
-fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 6] {
+fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 8] {
     let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
     let mamba = MambaConfig {
         d_state: 7,
@@ -341,6 +341,25 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 6] {
         special_tokens,
         ..LlamaConfig::new(103, 16, 1, 4)
     };
+    let mistral = LlamaConfig {
+        n_kv_heads: 1,
+        mlp_width: 23,
+        window_size: Some(9),
+        rope_theta: 200.0,
+        special_tokens,
+        ..LlamaConfig::new(103, 12, 2, 3)
+    };
+    let qwen2 = LlamaConfig {
+        n_kv_heads: 2,
+        mlp_width: 27,
+        window_size: Some(11),
+        rope_theta: 100.0,
+        qkv_bias: true,
+        norm_eps: 1e-3,
+        tie_embeddings: false,
+        special_tokens,
+        ..LlamaConfig::new(102, 16, 2, 4)
+    };
     let mamba2 = Mamba2Config {
         d_state: 6,
         d_conv: 3,
@@ -357,11 +376,13 @@ fn written_by_tidemill() -> [(&'static str, LanguageModel<Cpu>, Vec<f32>); 6] {
         special_tokens,
         ..LlamaConfig::new(101, 12, 2, 4)
     };
-    let configs: [(_, ModelConfig); 6] = [
+    let configs: [(_, ModelConfig); 8] = [
         ("written_by_tidemill", mamba.into()),
         ("mpt_written_by_tidemill", mpt.into()),
         ("gpt_neo_written_by_tidemill", gpt_neo.into()),
         ("llama_written_by_tidemill", llama.into()),
+        ("mistral_written_by_tidemill", mistral.into()),
+        ("qwen2_written_by_tidemill", qwen2.into()),
         ("qwen3_written_by_tidemill", qwen3.into()),
         ("mamba2_written_by_tidemill", mamba2.into()),
     ];

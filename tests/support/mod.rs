@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod hip_runtime;
+pub mod killed;
 pub mod outcome;
 pub mod processes;
 pub mod program;

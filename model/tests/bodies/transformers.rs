@@ -32,11 +32,13 @@ pub const CASES: [&str; 13] = [
 ];
 
 /// Checkpoints written by this crate, and opened by transformers.
-const OURS: [&str; 6] = [
+const OURS: [&str; 8] = [
     "written_by_tidemill",
     "mpt_written_by_tidemill",
     "gpt_neo_written_by_tidemill",
     "llama_written_by_tidemill",
+    "mistral_written_by_tidemill",
+    "qwen2_written_by_tidemill",
     "qwen3_written_by_tidemill",
     "mamba2_written_by_tidemill",
 ];
