@@ -134,7 +134,7 @@ fn train_in<'scope>(
 
 /// What a run tells: the losses of its steps, those of the lanes of the last, and how often gradients of a bucket were final.
 #[derive(Debug, Default)]
-struct Told {
+struct RunLog {
     losses: Vec<f64>,
     lanes: Vec<(u32, f64)>,
     ready_buckets: u64,
@@ -161,7 +161,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn train(workers: usize, trainers: Trainers) -> Result<Told> {
+fn train(workers: usize, trainers: Trainers) -> Result<RunLog> {
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
@@ -190,8 +190,8 @@ fn train(workers: usize, trainers: Trainers) -> Result<Told> {
             };
             let (plan, abort) = (Arc::clone(&plan), context.abort().clone());
             let parts = Parts { plan, abort, trainer };
-            let (told, ready_buckets) = (Rc::new(RefCell::new(Told::default())), Rc::default());
-            let (of_steps, of_lanes) = (Rc::clone(&told), Rc::clone(&told));
+            let (log, ready_buckets) = (Rc::new(RefCell::new(RunLog::default())), Rc::default());
+            let (of_steps, of_lanes) = (Rc::clone(&log), Rc::clone(&log));
             let counted = Rc::clone(&ready_buckets);
             context.dataflow::<u64, _, _>(|scope| {
                 let Tapped { reports, losses } = train_in(scope, parts, counted);
@@ -203,20 +203,20 @@ fn train(workers: usize, trainers: Trainers) -> Result<Told> {
                 });
             });
             context.run_until_done()?;
-            Ok(Told { ready_buckets: ready_buckets.get(), ..told.take() })
+            Ok(RunLog { ready_buckets: ready_buckets.get(), ..log.take() })
         })
     });
     let joined = started.map_err(anyhow::Error::msg)?.join();
     run.end()?;
-    let mut all = Told::default();
-    for told in joined {
+    let mut all = RunLog::default();
+    for log in joined {
         // Where a worker has nothing to tell, the run has failed.
-        let told = told.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        if !told.losses.is_empty() {
-            all.losses = told.losses;
+        let log = log.map_err(anyhow::Error::msg)?.unwrap_or_default();
+        if !log.losses.is_empty() {
+            all.losses = log.losses;
         }
-        all.lanes.extend(told.lanes);
-        all.ready_buckets += told.ready_buckets;
+        all.lanes.extend(log.lanes);
+        all.ready_buckets += log.ready_buckets;
     }
     all.lanes.sort_by_key(|&(lane, _)| lane);
     Ok(all)

@@ -6,14 +6,13 @@
 
 pub mod config;
 pub mod data;
+mod data_versions;
 mod decisions;
 mod elsewhere;
 mod epochs;
 #[cfg(test)]
 mod fixtures;
 mod journal;
-mod leg_samples;
-mod legs;
 mod mail;
 pub(crate) mod memory;
 mod open_run;
@@ -27,6 +26,7 @@ mod shared_folder;
 mod source;
 mod state_sink;
 mod train;
+mod versioned_samples;
 mod worker;
 
 pub use config::RunConfig;

@@ -139,7 +139,7 @@ fn run_rank<B: Backend>(
         end.gather(backend, &mut stream, Key::new(step, 0), &held, ValuesMut::Fp32(whole))?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
         assert_eq!(found, expected, "rank {rank} of {ranks}, {holders:?}");
-        traffic = end.spent().traffic;
+        traffic = end.take_cost().traffic;
         stay.push((masters, gradients));
     }
     Ok(traffic)

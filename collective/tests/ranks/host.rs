@@ -132,7 +132,7 @@ fn trained<B: Backend>(
             rank.step(step, Care::Taken)?;
             over(step);
         }
-        Ok((rank.replica(), rank.end.spent().traffic))
+        Ok((rank.replica(), rank.end.take_cost().traffic))
     };
     carried(devices, topology, (&schedule, EACH), window_bytes, Arc::new(run))
 }
@@ -329,7 +329,7 @@ fn counterparts_have_what_they_have_updated() {
                 assert!(values.as_slice() == held(step, rank), "rank {rank}, step {step}");
                 over(step);
             }
-            Ok((values.as_slice().to_vec(), end.spent().traffic))
+            Ok((values.as_slice().to_vec(), end.take_cost().traffic))
         };
         let ended = carried(cpus(ranks), &topology, (&schedule, holders), 1 << 20, Arc::new(run));
         let (mut came, mut came_from_hosts) = (0, 0);

@@ -93,12 +93,12 @@ impl TensorWriter {
             jobs,
             &self.folder,
             || false,
-            |file: &OpenFile, watched| {
+            |file: &OpenFile, shared| {
                 file.sync()?;
                 let mut read = &file.file;
                 read.seek(SeekFrom::Start(0))
                     .map_err(|source| JobError::file("reading", &file.path, source))?;
-                let checksum = checksum_of(read, &file.path, || watched.moved())?;
+                let checksum = checksum_of(read, &file.path, || shared.moved())?;
                 Ok((file.name.clone(), checksum))
             },
         )?;

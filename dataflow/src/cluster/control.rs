@@ -265,7 +265,7 @@ impl Shared {
             let now = Instant::now();
             if now >= next_beat {
                 self.tell_all(&Message::Beat(self.abort.board().standing()));
-                self.accuse_the_silent(now, now - next_beat > interval);
+                self.abort_on_silent_peer(now, now - next_beat > interval);
                 next_beat = now + interval;
             }
             // The question turns an unexplained suspicion into an error.
@@ -311,7 +311,7 @@ impl Shared {
         cut(&state.data);
     }
 
-    fn accuse_the_silent(&self, now: Instant, overslept: bool) {
+    fn abort_on_silent_peer(&self, now: Instant, overslept: bool) {
         let mut silent = None;
         for link in &mut self.lock().links {
             if overslept {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
-use super::legs::{Legs, Place};
+use super::data_versions::{DataVersions, Place};
 use super::memory::{FittingDevices, PlanMemory};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
@@ -245,7 +245,7 @@ impl WithBackend for Train {
             processes: cluster.processes(),
             workers: cluster.threads,
         };
-        let legs = Legs::new(&run, settings, place, &abort, &observer)?;
+        let data_versions = DataVersions::new(&run, settings, place, &abort, &observer)?;
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
@@ -254,8 +254,16 @@ impl WithBackend for Train {
         let sharding = run.batch.sharding();
         let communicators = Communicators::new(&backends, &cluster, schedule, sharding, library)?;
         let model = Arc::new(run.model.build()?);
-        let shared =
-            Shared { run, model, devices, communicators, legs, evaluation_data, stop, observer };
+        let shared = Shared {
+            run,
+            model,
+            devices,
+            communicators,
+            data_versions,
+            evaluation_data,
+            stop,
+            observer,
+        };
         let cluster = shared.stop.connect(cluster, abort)?;
         let summaries = cluster.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())

@@ -14,7 +14,7 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, ClusterError, Failure};
 
 /// The operator's end.
-pub(super) struct Companion<Job, Reply> {
+pub(super) struct JobThread<Job, Reply> {
     name: String,
     abort: Abort,
     jobs: Sender<Job>,
@@ -24,13 +24,13 @@ pub(super) struct Companion<Job, Reply> {
 
 /// A companion that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
 /// and this have been dropped.
-pub(super) struct SharedCompanion<Job> {
+pub(super) struct SharedJobThread<Job> {
     name: String,
     abort: Abort,
     jobs: Sender<Job>,
 }
 
-impl<Job: Send + 'static> SharedCompanion<Job> {
+impl<Job: Send + 'static> SharedJobThread<Job> {
     /// Starts a guarded thread that runs `body`, whose jobs are of `phase`.
     pub(super) fn start<F>(
         abort: &Abort,
@@ -57,13 +57,13 @@ impl<Job: Send + 'static> SharedCompanion<Job> {
         &self,
         wake: SyncActivator,
         answer: impl FnOnce(Replies<Reply>) -> Job,
-    ) -> Companion<Job, Reply>
+    ) -> JobThread<Job, Reply>
     where
         Reply: Send + 'static,
     {
         let (sender, replies) = mpsc::channel();
         let (name, abort, jobs) = (self.name.clone(), self.abort.clone(), self.jobs.clone());
-        let mut end = Companion { name, abort: abort.clone(), jobs, replies, gone: false };
+        let mut end = JobThread { name, abort: abort.clone(), jobs, replies, gone: false };
         end.send(answer(Replies { sender, wake, abort }));
         end
     }
@@ -158,7 +158,7 @@ impl<Reply> Replies<Reply> {
     }
 }
 
-impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
+impl<Job: Send + 'static, Reply: Send + 'static> JobThread<Job, Reply> {
     /// Starts a guarded thread that runs `body`, whose jobs are of `phase`; `wake` activates the operator.
     pub(super) fn start<F>(
         abort: &Abort,
@@ -173,8 +173,8 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
         let (sender, replies) = mpsc::channel();
         let to_operator = Replies { sender, wake, abort: abort.clone() };
         let body = move |jobs: &_| body(jobs, &to_operator);
-        let SharedCompanion { name, abort, jobs } =
-            SharedCompanion::start(abort, name, phase, body)?;
+        let SharedJobThread { name, abort, jobs } =
+            SharedJobThread::start(abort, name, phase, body)?;
         Ok(Self { name, abort, jobs, replies, gone: false })
     }
 

@@ -19,7 +19,7 @@ use tidemill_collective::communicator::{Abort, Communicator, Holders, Post};
 use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
-use super::companion::{OperatorGone, Stopped};
+use super::job_thread::{OperatorGone, Stopped};
 use super::span::GatheredBlocks;
 use crate::cluster::progress::{self, Phase};
 

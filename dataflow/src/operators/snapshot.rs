@@ -14,8 +14,8 @@ use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
-use super::companion::Companion;
 use super::error::GraphError;
+use super::job_thread::JobThread;
 use super::keep_first;
 use super::optimize::StepReport;
 use super::owned::{OptimizerThread, SnapshotReply, Staging, StateJob};
@@ -231,7 +231,7 @@ struct Held {
 
 struct State {
     schedule: SnapshotSchedule,
-    thread: Companion<StateJob, SnapshotReply>,
+    thread: JobThread<StateJob, SnapshotReply>,
     /// By step; snapshots are of the first step with missing parts.
     cuts: BTreeMap<u64, Held>,
 }

@@ -103,14 +103,14 @@ fn member() -> ! {
 }
 
 /// A started process; killed when dropped.
-pub struct Member {
+pub struct TestProcess {
     child: Child,
     pub stdin: ChildStdin,
     lines: Receiver<String>,
     stderr: Option<ChildStderr>,
 }
 
-impl Member {
+impl TestProcess {
     pub fn start(role: &str) -> Self {
         Self::of(command(role))
     }
@@ -162,7 +162,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -170,8 +170,8 @@ impl Drop for Member {
 }
 
 /// Starts a cluster and waits until its workers are at work.
-fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Vec<Member> {
-    let mut members: Vec<Member> = (0..processes).map(|_| Member::start(role)).collect();
+fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Vec<TestProcess> {
+    let mut members: Vec<TestProcess> = (0..processes).map(|_| TestProcess::start(role)).collect();
     let addresses: Vec<String> = members.iter().map(|member| member.line("port ")).collect();
     for (process, member) in members.iter_mut().enumerate() {
         member.begin(process, threads, deadline, &addresses);

@@ -11,7 +11,7 @@ use timely::dataflow::operators::vec::Map;
 use timely::dataflow::operators::{Exchange, ToStream};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::processes::{Member, limited};
+use crate::processes::{TestProcess, limited};
 use crate::proxy::Proxy;
 use crate::ring::{SOON, cluster, settings, soon};
 use crate::threads::exchange_sums;
@@ -142,7 +142,7 @@ fn mutated_greetings_open_nothing() {
 fn idle_strangers_keep_no_process_out() {
     for (descriptors, idle) in [(40, 100), (1024, 200)] {
         let mut members =
-            [descriptors, 1024].map(|descriptors| Member::of(limited("ring", descriptors)));
+            [descriptors, 1024].map(|descriptors| TestProcess::of(limited("ring", descriptors)));
         let addresses = [0, 1].map(|index| members[index].line("port "));
         members[0].begin(0, 1, Duration::from_secs(30), &addresses);
         let strangers: Vec<TcpStream> = (0..idle)

@@ -121,14 +121,14 @@ pub struct Run {
     /// Where it waits; is opened when the run has failed.
     pub gate: Gate,
     /// Where workers say what communication took.
-    pub told: Told,
+    pub communication_log: CommunicationLog,
     /// What an update is.
     pub rule: Rule,
 }
 
-/// What communication took: worker, step and what it told.
+/// What communication took: worker, step and the measures.
 #[derive(Clone, Debug, Default)]
-pub struct Told(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
+pub struct CommunicationLog(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
 
 /// What gets stuck in the third step or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl Default for Run {
             step_deadline: None,
             stuck: None,
             gate: Gate::default(),
-            told: Told::default(),
+            communication_log: CommunicationLog::default(),
             rule: Rule::AdamW,
         }
     }
@@ -462,9 +462,13 @@ impl Run {
                 }
                 sender.send(*report).unwrap();
             });
-            let told = self.told.clone();
+            let communication_log = self.communication_log.clone();
             streams.communication.inspect(move |report| {
-                told.0.lock().unwrap().push((index, report.step, report.communication));
+                communication_log.0.lock().unwrap().push((
+                    index,
+                    report.step,
+                    report.communication,
+                ));
             });
             streams.evaluations.inspect(move |report| evaluated.send(report.clone()).unwrap());
         });

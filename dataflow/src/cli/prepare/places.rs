@@ -14,7 +14,9 @@ use tidemill_streaming_data::prepare::{
 use super::PrepareArguments;
 use super::phases::Phases;
 use crate::cli::exit::ExitCode;
-use crate::cli::processes::{Member, Place, answer, is_supervised, leave, quiet_worker_panics};
+use crate::cli::processes::{
+    ClusterProcess, Place, answer, is_supervised, leave, quiet_worker_panics,
+};
 use crate::cli::signals::on_requests_to_stop;
 use crate::cli::supervise;
 use crate::cluster::{ClusterError, ClusterSettings, Lifeline, SupervisorSettings};
@@ -117,27 +119,27 @@ pub(super) fn run(
     let stop = StopRequest::default();
     if is_supervised() {
         // Before it waits for its siblings: it is stopped together with them.
-        heed_signals(&stop)?;
+        stop_on_signals(&stop)?;
     }
     let cores = cores();
     let threads = |_processes: usize, here: usize| match arguments.workers {
         Some(workers) => workers.get(),
         None => (cores.get() / here.max(1)).max(1),
     };
-    let member = match arguments.places.place(threads)? {
+    let process = match arguments.places.place(threads)? {
         Place::Supervisor { processes, threads } => {
             // A wrong setting is reported once.
             task(NonZeroUsize::MIN)?;
             return supervise(arguments, processes.get(), threads);
         }
-        Place::Member(member) => member,
+        Place::ClusterProcess(process) => process,
     };
-    let workers = NonZeroUsize::new(member.cluster.threads).unwrap_or(NonZeroUsize::MIN);
+    let workers = NonZeroUsize::new(process.cluster.threads).unwrap_or(NonZeroUsize::MIN);
     let task = task(workers)?;
-    if member.cluster.processes() > 1 {
-        return as_member(member, task, &stop);
+    if process.cluster.processes() > 1 {
+        return in_cluster(process, task, &stop);
     }
-    heed_signals(&stop)?;
+    stop_on_signals(&stop)?;
     let mut phases = Phases::new();
     let done = task.alone(&mut |now| phases.show(now, &stop));
     phases.finish();
@@ -145,10 +147,10 @@ pub(super) fn run(
 }
 
 /// Takes part as one of several processes.
-fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<Ended> {
+fn in_cluster(process: ClusterProcess, task: Task, stop: &StopRequest) -> anyhow::Result<Ended> {
     quiet_worker_panics();
-    member.warn_of_open_ports();
-    let Member { cluster, lifeline } = member;
+    process.warn_of_open_ports();
+    let ClusterProcess { cluster, lifeline } = process;
     let process = cluster.process;
     match &lifeline {
         // Where one process stops, the others learn it from that one.
@@ -157,7 +159,7 @@ fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<E
             lifeline.on_stop(move || stop.request());
         }
         Some(_) => {}
-        None => heed_signals(stop)?,
+        None => stop_on_signals(stop)?,
     }
     let mut cluster: ClusterSettings = cluster;
     for (key, value) in task.identity() {
@@ -219,7 +221,7 @@ pub(super) fn cores() -> NonZeroUsize {
 }
 
 /// The first Ctrl-C (or SIGTERM) ends the work, and removes the files written so far; the second ends the process at once.
-fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
+fn stop_on_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
     on_requests_to_stop(move |requests| match requests {
         1 => stop.request(),

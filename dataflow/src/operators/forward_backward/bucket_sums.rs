@@ -12,7 +12,7 @@ use super::block_order::{BlockOrder, uses_of};
 use super::lane_sink::LaneSink;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::bucket_memory::BucketMemory;
-use crate::operators::companion::Stopped;
+use crate::operators::job_thread::Stopped;
 
 /// Takes the gradients of a lane to their owners.
 pub(super) trait Departing<B: Backend> {
