@@ -45,7 +45,7 @@ const POSITIONS: usize = 24;
 const LANES: usize = 4;
 const STEPS: u64 = 40;
 
-/// What a worker's chain is made of.
+/// The parts of a worker's chain of operators.
 struct Parts {
     plan: Arc<TrainingPlan>,
     abort: Abort,
@@ -53,7 +53,7 @@ struct Parts {
     trainer: Option<Trainer>,
 }
 
-/// What a worker needs that trains.
+/// The additional parts of a worker that trains.
 struct Trainer {
     cpu: Arc<Cpu>,
     model: Arc<LanguageModel<Cpu>>,
@@ -132,7 +132,7 @@ fn train_in<'scope>(
     Tapped { reports, losses }
 }
 
-/// What a run tells: the losses of its steps, those of the lanes of the last, and how often gradients of a bucket were final.
+/// A run's losses of all steps, those of the lanes of the last step, and how often gradients of a bucket were final.
 #[derive(Debug, Default)]
 struct RunLog {
     losses: Vec<f64>,
@@ -166,7 +166,7 @@ fn train(workers: usize, trainers: Trainers) -> Result<RunLog> {
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    // What sums between the workers that train, all of them of this process; each takes its end.
+    // The communicator that sums between the workers that train, all of them of this process; each takes its end.
     let ranks = trainers.place(0, workers)?.ranks();
     let cluster = ClusterSettings::threads(ranks);
     let ends = Communicators::of_cluster(&vec![&*cpu; ranks], &cluster, &batch)?;

@@ -199,7 +199,7 @@ pub enum CommunicatorError {
     /// Values of another precision than those to be gathered: the ranks run something else.
     #[error("what another rank has updated is of another precision")]
     OtherKind,
-    /// The run is over: a rank is gone, or was told to end.
+    /// The run is over: a rank is gone, or was asked to end.
     #[error("the other ranks are gone")]
     Closed,
 }

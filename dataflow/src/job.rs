@@ -1,8 +1,8 @@
 //! From `RUN.toml` to a graph: the one place where concrete types meet.
 //!
 //! [`RunConfig`] is the config as the user wrote it, [`ResolvedRun`] its resolved form with data set and model, and [`train`]
-//! runs it: on this process's workers, and together with other processes where [`TrainOptions::cluster`] says so. A run
-//! folder that holds a checkpoint is gone on with.
+//! runs it: on this process's workers, and together with other processes where [`TrainOptions::cluster`] says so. Where the
+//! run folder holds a checkpoint, the run resumes from it.
 
 pub mod config;
 pub mod data;

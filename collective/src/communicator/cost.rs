@@ -11,7 +11,7 @@ pub struct Traffic {
     pub from_memory: u64,
     /// From other processes.
     pub from_processes: u64,
-    /// Of these, the bytes that [`Host`](super::Host) has received from other hosts.
+    /// The part of `from_processes` that [`Host`](super::Host) has received from other hosts.
     pub from_hosts: u64,
 }
 

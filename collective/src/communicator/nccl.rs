@@ -33,8 +33,8 @@ pub struct LocalRank<B: Backend> {
     member: usize,
     post: Post<B>,
     inbox: Inbox<B>,
-    /// Of each rank of the process that has joined others: the handle that ends its waits for them. A device waits for the other
-    /// devices of its process, so that none of them ends unless all do.
+    /// For each rank of the process that has joined a group, the handle that ends its waits for other ranks. A device waits for
+    /// the other devices of its process, so that none of them ends unless all do.
     joined: Arc<Mutex<Vec<Abort>>>,
 }
 

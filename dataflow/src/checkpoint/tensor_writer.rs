@@ -20,9 +20,9 @@ use crate::error::{JobError, Result};
 pub(super) struct TensorWriter {
     plan: Arc<FilePlan>,
     folder: PathBuf,
-    /// By number; none where another process writes it.
+    /// Indexed by the number of the file; `None` where another process writes it.
     files: Vec<Option<OpenFile>>,
-    /// By part: the range that was written.
+    /// For each part the ranges that were written, end by start.
     written: BTreeMap<StatePart, BTreeMap<usize, usize>>,
 }
 

@@ -276,7 +276,8 @@ impl Shared {
         }
     }
 
-    /// Failing to write is no news: the reader of that connection will say so, or its silence.
+    /// Sends `message` to all peers. Failed writes are ignored: the thread that reads from the same connection reports a broken one,
+    /// and the deadline for silence a dead one.
     fn tell_all(&self, message: &Message) {
         let channels: Vec<_> =
             self.lock().links.iter().map(|link| Arc::clone(&link.channel)).collect();

@@ -105,7 +105,7 @@ impl SupervisorOutcome {
     }
 }
 
-/// Whether a process ended by Ctrl-C or SIGTERM, before it could heed them.
+/// Whether a process was ended by Ctrl-C or SIGTERM, before it had a handler for them.
 #[cfg(unix)]
 fn was_asked_to_stop(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
@@ -126,7 +126,7 @@ pub struct StopHandle {
 impl StopHandle {
     /// Tells every process to stop at the next opportunity.
     pub fn stop(&self) {
-        // A supervisor that has returned is told nothing.
+        // The channel is closed once the supervisor has returned.
         let _ = self.events.send(Event::Stop);
     }
 
@@ -262,7 +262,7 @@ struct Process {
 struct Children {
     settings: SupervisorSettings,
     all: Vec<Process>,
-    /// Everyone has been told the addresses of all.
+    /// Every process has been sent the addresses of all.
     introduced: bool,
     stopping: bool,
     first_failure: Option<Instant>,
@@ -398,7 +398,7 @@ impl Children {
         }
         for (process, status) in ended.into_iter().filter(|(_, status)| !status.success()) {
             if !self.introduced && was_asked_to_stop(status) {
-                // It came before the process could heed it; so it was meant for all.
+                // The signal came before the process had a handler for it; it was meant for all processes.
                 self.stop();
                 continue;
             }
@@ -440,7 +440,7 @@ impl Children {
 impl Process {
     fn tell(&self, message: &ToChild) {
         if let Some((lifeline, _)) = &self.lifeline {
-            // A child that cannot be told is one that has ended: we wait for it anyway.
+            // A failed write means that the child has ended, which `reap` notices.
             let _ = lifeline.send(message);
         }
     }

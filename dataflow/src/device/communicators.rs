@@ -85,7 +85,7 @@ pub struct Connection<B: Backend> {
 }
 
 impl<B: Backend> Connection<B> {
-    /// By a communicator alone.
+    /// A connection that consists of a communicator alone.
     pub fn by(communicator: impl Communicator<B> + 'static) -> Self {
         Self { communicator: Box::new(communicator), lending: None }
     }

@@ -1,14 +1,14 @@
-//! The data_versions of a run's stream: which version of the data is read from which position on.
+//! The versions of a run's data: which version is read from which position of the run's stream on.
 //!
 //! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to the newest
-//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A span is the part of the stream that is
-//! read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
+//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A *span* is the part of the stream that
+//! is read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
-//! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
-//! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and the workers that wait for it go on. Nothing of the
-//! graph waits: a [source](super::versioned_samples) that has no samples yet answers none. Samples of a span are decoded once all workers of the process have
-//! the samples of the span before, so that memory and cache are as for one decoder.
+//! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks up the newest
+//! version, on a thread; [`decisions`](super::decisions) sends it to the others, each opens that version, and the workers that wait
+//! for it continue. No operator blocks: a [source](super::versioned_samples) that has no samples yet answers none. Samples of a span
+//! are decoded once all workers of the process have the samples of the span before, so that memory and cache are as for one decoder.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +51,7 @@ pub(super) struct Decision {
     versions: Option<Vec<ContentHash>>,
 }
 
-/// The data_versions as a process knows them.
+/// The versions that a run has read and reads, as one process knows them.
 pub(super) struct DataVersions {
     began: StreamIdentity,
     /// Moves of the checkpoint that the run goes on from.
@@ -98,7 +98,7 @@ struct State {
 }
 
 impl DataVersions {
-    /// The data_versions of a run that goes on from its cursor.
+    /// The versions of a run that continues from its cursor.
     ///
     /// # Errors
     /// A decoder that does not start.
@@ -334,7 +334,7 @@ impl DataVersions {
         if let Some(decoder) = shared.upgrade() {
             return Ok(decoder);
         }
-        // Of remote data sets no more is fetched than the run will read.
+        // The range ends with the run, so that no shard of a remote data set is fetched that the run does not read.
         let positions = span.place(span.start)..span.place(self.end.max(span.start));
         let decoder = Decoder::of_positions(span.data.clone(), self.decoding, positions)?;
         let decoder = Arc::new(decoder);

@@ -122,7 +122,7 @@ struct Arriving {
     start: Option<StartPoint>,
     parameters: Arc<Vec<f32>>,
     states: Option<Vec<Arc<Vec<f32>>>>,
-    /// By part: which chunks came from worker 0.
+    /// For each part, whether each chunk has come from worker 0.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     received_bytes: u64,
     /// Workers that have their starting state.
@@ -161,7 +161,7 @@ impl ProcessState {
 /// How the state is cut, and this process's part.
 struct Cut {
     chunks: ChunkPlan,
-    /// By chunk: the process of the worker that owns it.
+    /// For each chunk the process of the worker that owns it.
     owners: Vec<usize>,
     process: usize,
     /// The places of parameters and of the optimizer's states.

@@ -41,7 +41,7 @@ impl LatestStep {
     /// Waits for `step`, or for the end of the run.
     fn wait(&self, step: u64, abort: &Abort) -> Result<(), Failure> {
         let _waiting = progress::during(Phase::WaitingForWorkers);
-        // Now and then the abort flag is looked at, for steps that will never come.
+        // The wait ends every `LOOK` to check the abort flag: after an abort the step never comes.
         const LOOK: Duration = Duration::from_millis(100);
         let mut latest = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         while *latest < step {
@@ -75,7 +75,7 @@ pub struct CheckpointParts {
     pub written: Written,
     /// Ends the run.
     pub abort: Abort,
-    /// Is told of each complete checkpoint.
+    /// Called with each complete checkpoint.
     pub on_commit: OnCommit,
 }
 

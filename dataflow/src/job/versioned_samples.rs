@@ -1,4 +1,4 @@
-//! A worker's samples from the [data_versions](super::data_versions) of a run, as the graph's source.
+//! A worker's samples from the [versions](super::data_versions) of a run's data, as the graph's source.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use crate::cluster::Failure;
 use crate::error::Result;
 use crate::operators::{SampleSource, Wake};
 
-/// Samples of a worker from the data_versions of a run.
+/// Samples of a worker from the versions of a run's data.
 pub(super) struct VersionedSamples {
     data_versions: Arc<DataVersions>,
     reading: Option<Reading>,
-    /// The span that was come to last, by its start.
+    /// The start of the span that this worker arrived at last.
     arrived: Option<u64>,
     /// Requests that were not passed on yet.
     waiting: VecDeque<Range<u64>>,

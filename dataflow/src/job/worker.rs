@@ -156,7 +156,7 @@ pub(super) fn run_worker<B: Backend>(
         0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
         _ => None,
     };
-    // Before others have their state, and so before they take memory.
+    // Measured before the other workers have their state, which takes device memory.
     let device_bytes = opened.as_ref().and_then(|_| device_bytes(devices.first()));
     let (opened, origin) = match opened {
         Some(OpenedRun { folder, origin, device_changes }) => {

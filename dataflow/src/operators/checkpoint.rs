@@ -151,7 +151,7 @@ struct Cut {
     stage: Stage,
     /// Chunks that arrived and were not handed to the writer yet.
     waiting: Vec<Chunk>,
-    /// By part: which chunks of it were handed over.
+    /// For each part, whether each of its chunks was handed over.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     handed: usize,
     written: usize,
@@ -223,7 +223,7 @@ struct State {
     /// Chunks that this worker writes of a checkpoint.
     expected: usize,
     writer: JobThread<WriterJob, WriterReply>,
-    /// By step; the first is the one that is written.
+    /// Keyed by timestamp; the first is being written.
     cuts: BTreeMap<u64, Cut>,
 }
 
@@ -484,7 +484,7 @@ mod tests {
             }
         }
         assert_eq!(cut.handed, 6);
-        // Of two workers the second writes the states.
+        // The second of two workers writes the states.
         let writers = StateWriters::new(vec![vec![0, 0], vec![2, 2], vec![2, 2]]);
         let routed = |worker, part| {
             let (mut cut, chunk) = (Cut::default(), state(part, 1, 5));

@@ -56,7 +56,7 @@ pub struct LaneLoss {
     pub loss_sum: f64,
     /// The number of counted tokens.
     pub tokens: u64,
-    /// Whether this worker was asked to stop: the step is then everybody's last.
+    /// Whether this worker was asked to stop: the step is then the last of all workers.
     pub stop_requested: bool,
     /// The first grain whose loss is not finite.
     pub first_not_finite: Option<u32>,

@@ -1,8 +1,8 @@
 //! A thread that works for one operator: jobs go in, replies come out, and neither waits for the other.
 //!
-//! Device calls and file writes block, and an operator must not; so they happen on a companion. Its replies
-//! activate the operator. When the operator is dropped the channel of jobs closes, and the companion
-//! ends at its next receive or send; when the companion fails, the run is aborted with its error.
+//! Device calls and file writes block, and an operator must not; so they happen on a job thread. Its replies
+//! activate the operator. When the operator is dropped the channel of jobs closes, and the thread
+//! ends at its next receive or send; when the thread fails, the run is aborted with its error.
 
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
@@ -22,7 +22,7 @@ pub(super) struct JobThread<Job, Reply> {
     gone: bool,
 }
 
-/// A companion that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
+/// A job thread that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
 /// and this have been dropped.
 pub(super) struct SharedJobThread<Job> {
     name: String,
@@ -87,7 +87,7 @@ pub(super) struct Replies<Reply> {
 #[derive(Debug)]
 pub(super) struct OperatorGone;
 
-/// Why a companion ends before its jobs do.
+/// Why a job thread ends before its jobs do.
 pub(super) enum Stopped {
     /// The operator is gone, or a thread that shares its work: no more is wanted.
     Unwanted,
@@ -95,7 +95,7 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// The result of the companion: an operator that is gone is no failure of its own.
+    /// The result of the thread: an operator that is gone is no failure of its own.
     pub(super) fn into_result(self) -> Result<(), Failure> {
         match self {
             Self::Unwanted => Ok(()),
@@ -201,7 +201,7 @@ impl<Job: Send + 'static, Reply: Send + 'static> JobThread<Job, Reply> {
         }
     }
 
-    /// A companion that is gone while its operator lives has failed; its own error is on its way.
+    /// A thread that is gone while its operator lives has failed; its own error is on its way.
     fn suspect(&mut self) {
         if !self.gone {
             self.gone = true;

@@ -101,7 +101,7 @@ pub(crate) fn circle<B: Backend>(members: usize) -> Vec<Lending<B>> {
     ends.map(end).collect()
 }
 
-/// The ends of a worker whose parameters are all there, with its end of the `communicator` between workers.
+/// The ends of a worker that has all parameters in its own memory, with its end of the `communicator` between workers.
 pub fn lending<B: Backend>(
     communicator: Option<Box<dyn Communicator<B>>>,
 ) -> (Borrower<B>, Lender<B>) {

@@ -264,7 +264,7 @@ impl OptimizerThread {
         let mut thread = self.end(wake, answer);
         builder.build(move |capabilities| {
             drop(capabilities);
-            // By step: how many of its records are not answered.
+            // For each step its capability, and the number of records without an answer.
             let mut steps: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
             move |_frontiers| {
                 records.for_each(|time, records| {

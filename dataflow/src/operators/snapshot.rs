@@ -92,7 +92,7 @@ struct SnapshotSchedule {
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     window: CreditWindow,
-    /// By step that is cut: how many of its buckets are not updated.
+    /// For each step that is cut, the number of buckets that are not updated.
     cuts: BTreeMap<u64, usize>,
     /// The cut whose state is updated and not staged, which waits for the snapshots of the last.
     stage_due: Option<u64>,
@@ -232,7 +232,7 @@ struct Held {
 struct State {
     schedule: SnapshotSchedule,
     thread: JobThread<StateJob, SnapshotReply>,
-    /// By step; snapshots are of the first step with missing parts.
+    /// Keyed by step; snapshots are taken of the first step that lacks parts.
     cuts: BTreeMap<u64, Held>,
 }
 

@@ -221,7 +221,7 @@ fn a_stopped_process_is_noticed_at_the_deadline() {
     assert_eq!(code, Some(75));
 }
 
-/// All processes of a terminal are stopped and continued together: nobody is to blame.
+/// A terminal stops and continues all processes together: none of them is reported as silent.
 #[test]
 fn a_cluster_survives_being_stopped_as_a_whole() {
     let members = start("ring", 2, 1, Duration::from_millis(500));

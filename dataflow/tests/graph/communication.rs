@@ -10,7 +10,7 @@ use tidemill::parallel::Sharding;
 use crate::harness::Run;
 use crate::{bigram, same};
 
-/// By worker and step; every worker tells every step once.
+/// The measured communication by worker and step; every worker reports every step once.
 fn communication_of(run: &Run) -> BTreeMap<(usize, u64), Communication> {
     let run = Run { communication_log: Default::default(), ..run.clone() };
     run.run().unwrap();
@@ -25,13 +25,13 @@ fn communication_of(run: &Run) -> BTreeMap<(usize, u64), Communication> {
     for (of_step, communication) in &told {
         let Communication { milliseconds, exposed_milliseconds, .. } = *communication;
         assert!(milliseconds.is_finite() && milliseconds > 0.0, "{of_step:?}: {communication:?}");
-        // Of a CPU, whose events are instants, not even a clock is off.
+        // Events of a CPU are instants of one clock, so that the comparison is exact.
         assert!((0.0..=milliseconds).contains(&exposed_milliseconds), "{communication:?}");
     }
     told
 }
 
-/// What moves on paper.
+/// The traffic that the plan predicts.
 struct Paper {
     plan: TrainingPlan,
     workers: usize,
@@ -64,8 +64,8 @@ impl Paper {
         first..first + self.members
     }
 
-    /// What leaves `workers` for each element that they do not own: a sum for each node of the tree over their lanes. Where each worker's
-    /// lanes leave one by one, these are nodes of those that leave at once.
+    /// The number of sums that leave `workers` for each element that they do not own: one for each node of the tree over their lanes.
+    /// Where each worker's lanes leave one by one, these are nodes over the lanes that leave together.
     fn terms(&self, workers: Range<usize>) -> usize {
         let lanes = |worker| self.plan.batch.worker_lanes(worker, self.workers).unwrap();
         let lanes: Vec<Vec<usize>> = workers.map(lanes).collect();
@@ -96,8 +96,8 @@ impl Paper {
         [uses * peers, uses * others]
     }
 
-    /// What others own. Of what other processes own, the worker whose place is that of the owner is sent it, and the others read it
-    /// from there.
+    /// The elements that other workers own. An element that another process owns is sent to the worker at the owner's place in its
+    /// process, and the others read it there.
     fn gathered(&self, worker: usize) -> Elements {
         let mut elements = [0, 0];
         for owner in (0..self.workers).filter(|&owner| owner != worker) {
@@ -119,7 +119,7 @@ fn bytes_of(communication: &Communication) -> [u64; 2] {
     [communication.bytes_from_memory, communication.bytes_from_processes]
 }
 
-/// What was gathered before a step is of its line: before the first step of a run there is nothing.
+/// The line of a step counts the gathers before it: there are none before the first step of a run.
 #[test]
 fn communication_takes_the_bytes_that_paper_says() {
     for (sharding, workers, processes) in [

@@ -52,13 +52,13 @@ pub fn random(seed: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What is trained, and what computes.
+/// A model and the device that trains it.
 pub struct Subject<B, M> {
     pub backend: Arc<B>,
     /// The devices of further workers; without them all workers compute on one.
     pub others: Vec<Arc<B>>,
     pub model: Arc<M>,
-    /// Of its samples.
+    /// The vocabulary of its samples.
     pub vocab_size: usize,
     /// Elements of a chunk: so few that there are many chunks.
     pub chunk_elements: usize,
@@ -83,7 +83,7 @@ impl<B, M> Clone for Subject<B, M> {
     }
 }
 
-/// What a run may and may not depend on.
+/// The settings of a run, those that its bits may depend on and those that they may not.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub workers: usize,
@@ -100,7 +100,7 @@ pub struct Run {
     pub window_bytes: usize,
     pub staging_bytes: Option<usize>,
     pub bucket_elements: usize,
-    /// What connects the devices of several processes.
+    /// The library that connects the devices of several processes.
     pub library: Option<fn() -> CollectiveLibrary>,
     pub steps: u64,
     pub checkpoint_every: u64,
@@ -116,21 +116,21 @@ pub struct Run {
     pub grains: Grains,
     /// How long anything may stand still, and then what is stuck may be left.
     pub step_deadline: Option<Duration>,
-    /// What gets stuck.
+    /// The part that gets stuck.
     pub stuck: Option<Stuck>,
     /// Where it waits; is opened when the run has failed.
     pub gate: Gate,
     /// Where workers say what communication took.
     pub communication_log: CommunicationLog,
-    /// What an update is.
+    /// The rule of updates.
     pub rule: Rule,
 }
 
-/// What communication took: worker, step and the measures.
+/// The reported communication, each entry with its worker and step.
 #[derive(Clone, Debug, Default)]
 pub struct CommunicationLog(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
 
-/// What gets stuck in the third step or before.
+/// A part that gets stuck in the third step or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stuck {
     /// The writer of checkpoints.
@@ -141,7 +141,7 @@ pub enum Stuck {
     Operator,
 }
 
-/// What is stuck waits here.
+/// The stuck part waits here.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -202,7 +202,7 @@ impl Default for Run {
 /// Bits of parameters and of the states.
 pub type State = Vec<Vec<u32>>;
 
-/// What a run gave: everything in bits.
+/// The results of a run: everything in bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub checkpoints: BTreeMap<u64, State>,
@@ -246,14 +246,15 @@ impl Run {
         plan
     }
 
-    /// What a worker begins with: of the states what it owns, and nothing that could be mistaken for the rest.
+    /// The initial state of a worker: its owned part of the optimizer's states, and values elsewhere that cannot be mistaken for
+    /// states.
     fn state<B: Backend, M: Trainable<B>>(
         &self,
         model: &M,
         plan: &TrainingPlan,
         (worker, workers): (usize, usize),
     ) -> InitialState {
-        // What a run begins with is the test's own.
+        // The initial values are computed in the standard floating-point environment, whichever the run is given.
         let _standard = FloatEnvironment::standard();
         let floats = |bits: &Vec<u32>| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
         let owned = |(bits, arena): (&Vec<u32>, StateArena)| {
@@ -354,7 +355,7 @@ impl Run {
         Ok(outcomes)
     }
 
-    /// What connects the workers of a process on `backends` with all.
+    /// The communicators of a process whose workers compute on `backends`.
     fn communicators<B: Backend>(
         &self,
         backends: &[&B],

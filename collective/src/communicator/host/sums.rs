@@ -24,7 +24,7 @@ struct Target {
     nodes: Vec<Node>,
     /// Its terms among the expected chunks.
     terms: Range<usize>,
-    /// By node, use and piece: how many terms have not come.
+    /// The number of missing terms of each piece, indexed by node, use and piece.
     awaited: Vec<Vec<Vec<usize>>>,
 }
 

@@ -153,7 +153,7 @@ fn in_cluster(process: ClusterProcess, task: Task, stop: &StopRequest) -> anyhow
     let ClusterProcess { cluster, lifeline } = process;
     let process = cluster.process;
     match &lifeline {
-        // Where one process stops, the others learn it from that one.
+        // Of supervised processes only process 0 acts on a request to stop; the others learn of it from process 0.
         Some(lifeline) if process == 0 => {
             let stop = stop.clone();
             lifeline.on_stop(move || stop.request());
@@ -165,13 +165,13 @@ fn in_cluster(process: ClusterProcess, task: Task, stop: &StopRequest) -> anyhow
     for (key, value) in task.identity() {
         cluster = cluster.with_identity(key, value);
     }
-    let heeds = process == 0 || lifeline.is_none();
+    let acts_on_stop = process == 0 || lifeline.is_none();
     let (done, asked) = (Arc::new(Mutex::new(None)), stop.clone());
     let slot = Arc::clone(&done);
     let ended = together(cluster, stop, move |peers| {
         let mut phases = if process == 0 { Phases::new() } else { Phases::silent() };
         let never = StopRequest::default();
-        let asked = if heeds { &asked } else { &never };
+        let asked = if acts_on_stop { &asked } else { &never };
         let did = task.together(peers, &mut |now| phases.show(now, asked));
         phases.finish();
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = did?;
@@ -187,8 +187,8 @@ fn in_cluster(process: ClusterProcess, task: Task, stop: &StopRequest) -> anyhow
     }
     let code = match ended {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // Of those that were started together one says so.
-        Err(ClusterError::StoppedEarly) if heeds => Err(PrepareError::Interrupted.into()),
+        // Of the processes that one supervisor has started, only process 0 reports it.
+        Err(ClusterError::StoppedEarly) if acts_on_stop => Err(PrepareError::Interrupted.into()),
         Err(error @ ClusterError::StoppedEarly) => {
             Ok(ExitCode::from(error.exit_class().exit_code()))
         }

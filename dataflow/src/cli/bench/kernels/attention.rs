@@ -85,7 +85,7 @@ fn measure<B: Backend>(
         )
     })?;
     let elements = bench.activation_bytes() * (rows * width) as f64;
-    // Of every pair of a query and a key that it sees: two products forward, five backward.
+    // For each pair of a query and a visible key: two products forward, five backward.
     let pairs = (samples * heads) as f64 * positions as f64 * (positions + 1) as f64 / 2.0;
     let product = 2.0 * pairs * head_width as f64;
     let line = |direction, milliseconds, matrices: f64, products: f64| Measurement {
