@@ -246,8 +246,7 @@ impl Run {
         plan
     }
 
-    /// The initial state of a worker: its owned part of the optimizer's states, and values elsewhere that cannot be mistaken for
-    /// states.
+    /// The initial state of a worker: its owned part of the optimizer's states, and NaN elsewhere.
     fn state<B: Backend, M: Trainable<B>>(
         &self,
         model: &M,
@@ -463,13 +462,9 @@ impl Run {
                 }
                 sender.send(*report).unwrap();
             });
-            let communication_log = self.communication_log.clone();
+            let log = self.communication_log.clone();
             streams.communication.inspect(move |report| {
-                communication_log.0.lock().unwrap().push((
-                    index,
-                    report.step,
-                    report.communication,
-                ));
+                log.0.lock().unwrap().push((index, report.step, report.communication));
             });
             streams.evaluations.inspect(move |report| evaluated.send(report.clone()).unwrap());
         });
