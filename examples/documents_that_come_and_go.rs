@@ -112,7 +112,7 @@ fn trained(workers: usize) -> Result<Trained> {
     Ok(execute(cluster, program)?.into_iter().next().unwrap_or_default())
 }
 
-/// What each worker does.
+/// The program of each worker.
 fn work(
     context: &mut WorkerContext<'_>,
     cpu: &Arc<Cpu>,

@@ -59,7 +59,7 @@ fn losses(workers: usize) -> Result<Vec<f64>> {
     Ok(per_worker.into_iter().next().unwrap_or_default())
 }
 
-/// What each worker does.
+/// The program of each worker.
 fn your_program(
     context: &mut WorkerContext<'_>,
     cpu: &Arc<Cpu>,

@@ -45,7 +45,7 @@ const POSITIONS: usize = 24;
 const LANES: usize = 4;
 const STEPS: u64 = 40;
 
-/// What a worker's chain is made of.
+/// The parts of a worker's chain of operators.
 struct Parts {
     plan: Arc<TrainingPlan>,
     abort: Abort,
@@ -53,7 +53,7 @@ struct Parts {
     trainer: Option<Trainer>,
 }
 
-/// What a worker needs that trains.
+/// The additional parts of a worker that trains.
 struct Trainer {
     cpu: Arc<Cpu>,
     model: Arc<LanguageModel<Cpu>>,
@@ -132,9 +132,9 @@ fn train_in<'scope>(
     Tapped { reports, losses }
 }
 
-/// What a run tells: the losses of its steps, those of the lanes of the last, and how often gradients of a bucket were final.
+/// A run's losses of all steps, those of the lanes of the last step, and how often gradients of a bucket were final.
 #[derive(Debug, Default)]
-struct Told {
+struct RunLog {
     losses: Vec<f64>,
     lanes: Vec<(u32, f64)>,
     ready_buckets: u64,
@@ -161,12 +161,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn train(workers: usize, trainers: Trainers) -> Result<Told> {
+fn train(workers: usize, trainers: Trainers) -> Result<RunLog> {
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    // What sums between the workers that train, all of them of this process; each takes its end.
+    // The communicator that sums between the workers that train, all of them of this process; each takes its end.
     let ranks = trainers.place(0, workers)?.ranks();
     let cluster = ClusterSettings::threads(ranks);
     let ends = Communicators::of_cluster(&vec![&*cpu; ranks], &cluster, &batch)?;
@@ -190,8 +190,8 @@ fn train(workers: usize, trainers: Trainers) -> Result<Told> {
             };
             let (plan, abort) = (Arc::clone(&plan), context.abort().clone());
             let parts = Parts { plan, abort, trainer };
-            let (told, ready_buckets) = (Rc::new(RefCell::new(Told::default())), Rc::default());
-            let (of_steps, of_lanes) = (Rc::clone(&told), Rc::clone(&told));
+            let (log, ready_buckets) = (Rc::new(RefCell::new(RunLog::default())), Rc::default());
+            let (of_steps, of_lanes) = (Rc::clone(&log), Rc::clone(&log));
             let counted = Rc::clone(&ready_buckets);
             context.dataflow::<u64, _, _>(|scope| {
                 let Tapped { reports, losses } = train_in(scope, parts, counted);
@@ -203,20 +203,20 @@ fn train(workers: usize, trainers: Trainers) -> Result<Told> {
                 });
             });
             context.run_until_done()?;
-            Ok(Told { ready_buckets: ready_buckets.get(), ..told.take() })
+            Ok(RunLog { ready_buckets: ready_buckets.get(), ..log.take() })
         })
     });
     let joined = started.map_err(anyhow::Error::msg)?.join();
     run.end()?;
-    let mut all = Told::default();
-    for told in joined {
+    let mut all = RunLog::default();
+    for log in joined {
         // Where a worker has nothing to tell, the run has failed.
-        let told = told.map_err(anyhow::Error::msg)?.unwrap_or_default();
-        if !told.losses.is_empty() {
-            all.losses = told.losses;
+        let log = log.map_err(anyhow::Error::msg)?.unwrap_or_default();
+        if !log.losses.is_empty() {
+            all.losses = log.losses;
         }
-        all.lanes.extend(told.lanes);
-        all.ready_buckets += told.ready_buckets;
+        all.lanes.extend(log.lanes);
+        all.ready_buckets += log.ready_buckets;
     }
     all.lanes.sort_by_key(|&(lane, _)| lane);
     Ok(all)

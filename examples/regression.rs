@@ -276,9 +276,9 @@ impl Trainable<Cpu> for TwoLayers {
 /// The results of a run: the bits of the losses of all steps and evaluations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Losses {
-    /// Of each step.
+    /// The loss of each step, in bits.
     pub training: Vec<u64>,
-    /// Of each evaluation; on worker 0.
+    /// The loss of each evaluation, in bits; on worker 0.
     pub evaluation: Vec<u64>,
 }
 

@@ -206,7 +206,7 @@ fn receive<'scope>(
     let (sender, returned) = mpsc::channel::<(u64, Credit)>();
     builder.build(move |capabilities| {
         drop(capabilities);
-        // By time: for credit, and how many chunks are still used.
+        // For each time the capability to return credit, and the number of chunks that are still in use.
         let mut used: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
         move |_frontiers| {
             chunks.for_each(|time, chunk| {

@@ -12,11 +12,11 @@
 //! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them, and the groups of a host before anything leaves it ([`Topology`]); timely carries chunks |
 
 mod along_tree;
+mod cost;
 mod holders;
 mod host;
 mod nccl;
 mod post;
-mod spent;
 mod threads;
 mod topology;
 mod values;
@@ -25,11 +25,11 @@ use std::ops::Range;
 
 use tidemill_kernels::{Backend, KernelError, SliceMut};
 
+pub use self::cost::{CommunicationCost, Interval, Traffic};
 pub use self::holders::Holders;
 pub use self::host::Host;
 pub use self::nccl::{LocalRank, Nccl};
 pub use self::post::{Key, Post, Reading};
-pub use self::spent::{Interval, Spent, Traffic};
 pub use self::threads::{Threads, check_reach};
 pub use self::topology::Topology;
 pub use self::values::{Values, ValuesMut};
@@ -61,7 +61,7 @@ pub trait Communicator<B: Backend>: Send {
     fn abort_handle(&self) -> Abort;
 
     /// The bytes and times of communication since the last call: to be called once a step, as events are kept until then.
-    fn spent(&mut self) -> Spent<B>;
+    fn take_cost(&mut self) -> CommunicationCost<B>;
 
     /// The courier that timely has to [carry](crate::carry::Carry) for this rank: given once, and only where bytes go that way.
     fn courier(&mut self) -> Option<Courier> {
@@ -199,7 +199,7 @@ pub enum CommunicatorError {
     /// Values of another precision than those to be gathered: the ranks run something else.
     #[error("what another rank has updated is of another precision")]
     OtherKind,
-    /// The run is over: a rank is gone, or was told to end.
+    /// The run is over: a rank is gone, or was asked to end.
     #[error("the other ranks are gone")]
     Closed,
 }

@@ -68,7 +68,7 @@ pub enum CollectiveError {
     Uneven {
         /// All ranks.
         ranks: usize,
-        /// Those of this process.
+        /// The number of ranks of this process.
         of_process: usize,
     },
     /// A round that the schedule of lanes does not have: a peer runs something else.

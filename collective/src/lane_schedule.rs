@@ -15,7 +15,7 @@ use crate::tree::{Node, Tree, lane_cut};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSchedule {
     tree: Tree,
-    /// By round: where the lanes of each worker begin, and where the last worker's end.
+    /// For each round the first lane of each worker, and the end of the last worker's lanes.
     starts: Vec<Vec<usize>>,
 }
 

@@ -24,7 +24,7 @@ const ARM: Arm<Device> = Arm { device: || Gpu::new(emulator()), library: stand_i
 
 group::every_body!();
 
-/// What every rank has after all steps, in processes of `of_process` ranks whose devices run in the order of `seed`.
+/// The values of every rank after all steps, in processes of `of_process` ranks whose devices run in the order of `seed`.
 fn trained(
     (ranks, of_process): (usize, usize),
     seed: u64,

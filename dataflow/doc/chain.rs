@@ -1,5 +1,5 @@
-// What the examples of the operators hide: a model of one number, and the operators of a chain that an example is not about. An
-// example includes it whole; it is no module of the crate.
+// The hidden part of the operators' examples: a model of one number, and the operators of a chain that an example is not about.
+// An example includes the whole file, which is no module of the crate.
 
 use std::collections::VecDeque;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -143,7 +143,7 @@ impl SampleSource for Points {
     fn set_wake(&mut self, _: Wake) {}
 }
 
-/// What every operator must know, on one worker.
+/// The arguments that all operators share, on one worker.
 struct Parts {
     plan: Arc<TrainingPlan>,
     abort: Abort,
@@ -184,7 +184,7 @@ struct Started<'scope> {
     rest: Rest<'scope>,
 }
 
-/// What is behind it.
+/// The operators that follow `forward_backward` in the chain.
 struct Rest<'scope> {
     plan: Arc<TrainingPlan>,
     abort: Abort,

@@ -300,7 +300,7 @@ impl DeviceChoice {
     fn compute_threads(&self, workers: LocalWorkers) -> NonZeroUsize {
         static SAID: Once = Once::new();
         let (asked, cores) = (self.threads, cores());
-        // Of several processes the machine's first says it.
+        // Only the first process of a machine prints the warning.
         if asked > cores && workers.first == 0 {
             SAID.call_once(|| {
                 tracing::warn!(

@@ -100,7 +100,7 @@ impl<B: Backend> LoadedModel<B> {
             std::thread::scope(|scope| {
                 let verified = scope.spawn(|| verify(&files.copy, folder));
                 let loaded = load(folder);
-                // The content that a damaged file seems to have is not told.
+                // The checksums decide first: an error about the content of a damaged file would mislead.
                 verified.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
                 Ok(loaded?)
             })

@@ -27,8 +27,13 @@
 //! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
 //! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
 //! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *chunk*: the part of a
-//! segment in one message. *round*: the lanes of a step that are summed together, one a worker where gradients are shared out. *worker*: timely's index, one device each. *process*: one operating-system process.
-//! *cursor*: where the stream is. A GPU queue is a *device stream*; a *stream* is timely's.
+//! segment in one message. *round*: the lanes of a step that are summed together, one a worker where gradients are
+//! shared out. *bucket*: whole segments of parameters that are summed, updated and gathered together. *ticket*: the
+//! message between operators that says how far a bucket has come; it carries no values. *node*: a place in the tree
+//! over the lanes, which stands for the sum of the lanes below it. *worker*: timely's index, one device each.
+//! *rank*: the place of a worker among those that train. *owner*: the rank that sums and updates a range of a bucket
+//! and holds the optimizer's state for it. *process*: one operating-system process. *cursor*: where the stream is. A
+//! GPU queue is a *device stream*; a *stream* is timely's.
 
 #![forbid(unsafe_code)]
 

@@ -42,12 +42,12 @@
 
 pub(crate) mod bucket_memory;
 pub mod checkpoint;
-mod companion;
 pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
 pub mod gather;
 pub(crate) mod gather_plan;
+mod job_thread;
 pub mod lending;
 pub mod measure;
 pub mod optimize;

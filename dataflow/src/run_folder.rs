@@ -377,12 +377,12 @@ mod tests {
         let url = path.to_str().unwrap();
         assert!(url.starts_with("memory://two-machines/run/checkpoints/step-00000002-"), "{url}");
         assert_eq!(std::fs::read_dir(one.path().join("checkpoints")).unwrap().count(), 0);
-        // To look at a folder takes nothing from the run that has it.
+        // Looking for checkpoints claims nothing.
         other.latest_checkpoint().unwrap();
         write_log(&one, "two four six");
         let sixth = one.publish(6, checkpoint_in(&one, 6), 3).unwrap();
 
-        // These checkpoints are none that a run could go on from, so that only the claim is of use here.
+        // No run can resume from these checkpoints: `begin` is here for its claim of the folder.
         begin(&other).unwrap_err();
         taken(one.publish(8, checkpoint_in(&one, 8), 3).unwrap_err());
         taken(one.finish().unwrap_err());

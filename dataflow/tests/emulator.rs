@@ -86,7 +86,7 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
             assert_eq!(found, expected, "{workers} devices, {bucket_elements}, {sharding:?}");
         }
     }
-    // A run may go on with any other number, and share out something else.
+    // A run may resume with any other number of workers, and share out other state.
     for (before, after) in [((3, Optimizer), (2, Parameters)), ((1, Parameters), (5, Gradients))] {
         let with = |(workers, sharding)| Run { workers, sharding, ..run.clone() };
         let half = on(&with(before), 7);
@@ -104,7 +104,7 @@ fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
     let expected = run.run_on(&subject).unwrap();
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     use Sharding::{Gradients, Optimizer, Parameters};
-    // Of several workers of a process, what was updated takes another way where each holds all parameters.
+    // With several workers in a process, updates take another path where each worker holds all parameters.
     let cases = [(2, 2, Optimizer), (3, 3, Gradients), (2, 4, Optimizer), (2, 4, Parameters)];
     for (processes, workers, sharding) in cases {
         let run = Run { processes, workers, library, sharding, ..run.clone() };
@@ -159,7 +159,7 @@ fn a_device_that_never_returns_is_named(workers: usize, processes: usize) {
         let stuck = format!("thread device-{worker}");
         assert!(text.contains(&stuck), "{workers} of {processes}, {sharding:?}: {text}");
         assert!(text.ends_with("in step 3: forward and backward"), "{text}");
-        // What is said is what the first process says.
+        // The error is that of the first process, which names only its own threads.
         let left_behind = if worker < workers / processes { vec![stuck] } else { Vec::new() };
         let left: Vec<_> = left.iter().map(ToString::to_string).collect();
         assert_eq!(left, left_behind, "no other waits any more: {sharding:?}");
@@ -239,7 +239,7 @@ struct Crossed {
     of_cut: u64,
 }
 
-/// What crosses in a run of a model with so many blocks, how many parameters that has, and how many chunks.
+/// The traffic of a run of a model with so many blocks, with the numbers of its parameters and chunks.
 fn crossed(run: &Run, blocks: usize) -> (Crossed, [u64; 2]) {
     let config =
         MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, blocks) };
@@ -355,7 +355,7 @@ fn a_second_run_finds_the_memory_of_the_first_free() {
         for sharding in Sharding::ALL {
             let run = Run { workers, processes, sharding, library, ..samples.clone() };
             run.run_on(&subject).unwrap();
-            // What is compiled and planned for any run stays.
+            // Memory for compiled kernels and plans stays after a run.
             let before = subject.backend.free_memory_bytes().unwrap();
             let failing = Run { full_disk: Some(1), ..run.clone() };
             let (error, _) = failing.run_to_failure_on(&subject);

@@ -74,7 +74,7 @@ fn any_number_of_workers_gives_the_same_bits() {
 /// The threads of a run inherit from the one that starts it, and an embedder's may have called a library that was built with
 /// `-ffast-math`.
 ///
-/// Seen failing: without the standard environment on companions' threads, and without it where the norm is formed.
+/// Seen failing: without the standard environment on job threads, and without it where the norm is formed.
 #[test]
 fn a_thread_that_flushes_denormal_numbers_trains_to_the_same_bits() {
     let expected = &*REFERENCE;
@@ -113,7 +113,7 @@ fn every_credit_window_makes_progress() {
     }
 }
 
-/// What a cut has is then copied from where it is, and the next update waits for it.
+/// The state of a cut is then copied from its place, and the next update waits for the copy.
 #[test]
 fn checkpoints_that_find_no_room_on_the_host_are_the_same() {
     for (workers, processes) in [(1, 1), (3, 1), (2, 2)] {
@@ -124,7 +124,7 @@ fn checkpoints_that_find_no_room_on_the_host_are_the_same() {
     }
 }
 
-/// What is summed, updated and gathered together: a segment, some of them, or all.
+/// A bucket is a segment, some segments, or all of them.
 ///
 /// Seen failing: with updates of merged chunks that began one element early, with the mean of their sums of squares in
 /// place of each, with the sums of the first use alone, and with chunks merged that do not follow each other in every use.
@@ -235,7 +235,7 @@ fn what_workers_share_out_changes_no_bit() {
     }
 }
 
-/// A run may go on with other workers that share out something else.
+/// A run may resume with other workers that share out other state.
 #[test]
 fn what_workers_share_out_may_change() {
     for (sharding, workers, microbatch) in

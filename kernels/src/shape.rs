@@ -118,7 +118,7 @@ impl SequenceShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// RMSNorm: the root of the mean square.
-    Rms,
+    RootMeanSquare,
     /// Layer norm: the deviation from the mean.
     Layer,
 }
@@ -127,7 +127,7 @@ impl NormKind {
     /// The names of its kernels in errors, forward and backward.
     pub(crate) fn kernels(self) -> [&'static str; 2] {
         match self {
-            Self::Rms => ["rms_norm_forward", "rms_norm_backward"],
+            Self::RootMeanSquare => ["rms_norm_forward", "rms_norm_backward"],
             Self::Layer => ["layer_norm_forward", "layer_norm_backward"],
         }
     }
@@ -150,7 +150,7 @@ impl NormShape {
     /// # Errors
     /// A width of zero, more elements than can be counted, or an `eps` that is negative or not finite.
     pub fn rms(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        Self::new(NormKind::Rms, grains, 1, width, eps)
+        Self::new(NormKind::RootMeanSquare, grains, 1, width, eps)
     }
 
     /// An RMSNorm over each of the `heads` heads, of `width` elements, that follow each other in each of `grains.rows()` rows of activations.
@@ -158,7 +158,7 @@ impl NormShape {
     /// # Errors
     /// No heads, and as of [`rms`](Self::rms).
     pub fn rms_of_heads(grains: GrainRows, heads: usize, width: usize, eps: f32) -> Result<Self> {
-        Self::new(NormKind::Rms, grains, heads, width, eps)
+        Self::new(NormKind::RootMeanSquare, grains, heads, width, eps)
     }
 
     /// A layer norm over `grains.rows()` rows of `width` elements.
@@ -177,7 +177,7 @@ impl NormShape {
         eps: f32,
     ) -> Result<Self> {
         let kernel = match kind {
-            NormKind::Rms => "rms_norm",
+            NormKind::RootMeanSquare => "rms_norm",
             NormKind::Layer => "layer_norm",
         };
         at_least_one(kernel, "heads", heads)?;
@@ -226,7 +226,7 @@ impl NormShape {
     /// Elements of the statistics: one of each that is normed, or two of a layer norm.
     pub fn statistics(self) -> usize {
         let each = match self.kind {
-            NormKind::Rms => 1,
+            NormKind::RootMeanSquare => 1,
             NormKind::Layer => 2,
         };
         each * self.normed().rows()

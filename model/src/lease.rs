@@ -142,9 +142,9 @@ impl Packing {
         Self { segment: segment.name.clone(), tensors, fp32_elements, activation_elements }
     }
 
-    /// The packing of segment `segment` of `layout` in which all tensors are at their places in the
-    /// memory of activation precision, and the tensors that any block reads in fp32 are side by
-    /// side in the other memory.
+    /// The packing of a whole segment: in the memory of activation precision every tensor has the
+    /// offset that it has in the segment; the fp32 memory holds only the tensors that any block reads
+    /// in fp32, one after the other.
     ///
     /// # Panics
     /// When the layout has no such segment.

@@ -13,6 +13,7 @@ use std::ops::Range;
 use tidemill_kernels::backend::{
     KernelGroup, NormGradient, NormGradients, NormInput, NormInputs, NormSaved,
 };
+pub use tidemill_kernels::shape::NormKind;
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
@@ -23,15 +24,6 @@ use crate::layout::{Decay, Reading};
 use crate::lease::Lease;
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
 use crate::trainable::Device;
-
-/// The statistic that a norm divides by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormKind {
-    /// The root of the mean square.
-    RootMeanSquare,
-    /// The standard deviation, after the mean has been subtracted.
-    Layer,
-}
 
 /// A norm over rows of one width.
 #[derive(Clone, Debug, PartialEq)]

@@ -217,7 +217,7 @@ fn mamba2_begins_as_in_state_spaces() {
         ("mixer.dt_bias", StepSizes),
         ("mixer.A_log", Rates),
         ("mixer.D", All(1.0)),
-        // Of 128 inputs.
+        // Its bound is that of 128 inputs.
         ("mixer.out_proj.weight", Uniform(0.088_388_348 / 2.0)),
         ("mixer.norm.weight", All(1.0)),
     ];

@@ -24,7 +24,7 @@ fn mixed(value: u64) -> u64 {
 
 /// The summary of document `key` after `version` changes.
 fn summary(key: u64, version: u64) -> Summary {
-    // Of ten documents the last three share some buckets with an earlier document.
+    // The last three of each ten documents share some buckets with an earlier document.
     let group = if key % 10 >= 7 { key / 40 * 40 } else { key };
     let of = |bucket: u64| match bucket < 3 {
         true => mixed(group * BANDS + bucket + (version << 40)),

@@ -101,7 +101,7 @@ struct Content {
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
     tokenizer_file: Option<String>,
-    /// By shard and row group.
+    /// Keyed by shard and row group.
     pieces: BoundedCache<(usize, usize), Pieces>,
 }
 

@@ -360,7 +360,7 @@ fn prepare_in(
             DataReport::new(&findings).files()
         }
     };
-    // What stops it from here on comes too late.
+    // From here on a request to stop comes too late.
     let publishing = Progress { phase: Phase::Publishing, ..latest.get() };
     let put = || {
         ask(progress, publishing)?;

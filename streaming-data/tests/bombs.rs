@@ -76,7 +76,7 @@ fn parquet(
     path
 }
 
-/// Of a document of n bytes there are on the way: its page, its text, its tokens (four bytes each, and
+/// Memory in flight for each byte of a document: its page, its text, its tokens (four bytes each, and
 /// room for as many more), and these in rows (16 a token).
 const HELD_BYTES_PER_TEXT_BYTE: usize = 32;
 

@@ -42,9 +42,9 @@ fn text(random: &mut Random) -> String {
     words.join(" ")
 }
 
-/// What is there at a moment, by key.
+/// The documents of a moment, by key.
 type Documents = BTreeMap<u64, String>;
-/// What is told by a worker: a change at a time, by so many.
+/// The output of a worker: data, its time, and the change of its count.
 type Told<D> = Arc<Mutex<Vec<(D, u64, isize)>>>;
 
 /// Moments of a history in which documents come, go and change.
@@ -78,7 +78,7 @@ fn change<D: differential_dataflow::Data>(
     }
 }
 
-/// What there is at `moment` after all changes until then.
+/// The collection at `moment`: the sum of all changes until then.
 fn at<D: Ord + Clone>(told: &[(D, u64, isize)], moment: u64) -> Vec<D> {
     let mut there = BTreeMap::<&D, isize>::new();
     for (data, _, by) in told.iter().filter(|(_, time, _)| *time <= moment) {
@@ -116,7 +116,7 @@ fn kept_by_prepare(folder: &Path, documents: &Documents, dedup: Dedup) -> usize 
     documents
 }
 
-/// By the definition: the first in each of its buckets.
+/// The definition: a document is kept if it is the first in each of its buckets.
 fn by_definition(documents: &Documents, dedup: Dedup) -> Vec<(u64, Verdict)> {
     let mut judge = Judge::new(filters(), dedup);
     let (mut seen_copies, mut seen_near) = (BTreeMap::new(), BTreeMap::new());

@@ -215,7 +215,7 @@ fn the_index_and_the_shards_are_as_documented() {
         let field = reader.schema().field(0);
         let DataType::FixedSizeList(item, 513) = field.data_type() else { panic!("{field}") };
         assert!(!field.is_nullable() && !item.is_nullable());
-        // What is read alone can be verified alone.
+        // A row group can be read alone, and so verified alone.
         let bytes = fs::read(&path).unwrap();
         let hashes: Vec<String> = (reader.metadata().row_groups().iter())
             .map(|group| {

@@ -43,7 +43,7 @@ fn decoder(data_set: &DataSet, order: ShuffleOrder, threads: usize, memory: usiz
     Decoder::new(mixture, settings).unwrap()
 }
 
-/// What a plan must yield, from the rows that were written.
+/// The samples that a plan must yield, from the rows that were written.
 fn expected(order: &CanonicalOrder, plan: impl Iterator<Item = Range<u64>>) -> Vec<Sample> {
     plan.flatten()
         .map(|position| {

@@ -49,7 +49,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `act` returns, with the bytes that it still holds and the most that it has held.
+/// The result of `act`, with the bytes that it still holds and the most that it has held.
 fn measured<T>(act: impl FnOnce() -> T) -> (T, usize, usize) {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
@@ -117,8 +117,8 @@ fn fifty_million_samples_open_with_the_memory_of_their_index() {
     assert_opens_small(|| DataSet::open(folder.path()).unwrap());
 }
 
-/// Of a store nothing but the index is asked for; and a decoder that goes on in the middle of a late epoch asks for the
-/// shards of that place, whatever came before them.
+/// Opening requests only the index from a store; and a decoder that resumes in the middle of a late epoch requests only
+/// the shards of that place.
 #[test]
 fn fifty_million_samples_of_a_store_open_and_resume_with_the_memory_of_their_index() {
     let _alone = alone();
@@ -265,7 +265,7 @@ fn memory_while_reading_rows_is_that_of_the_bound_and_not_of_the_table() {
     assert!(of_large < of_small + (4 << 20), "{of_small} bytes of 15 MB, {of_large} of 62 MB");
 }
 
-/// What comes again and again takes next to nothing in a file, and all of its size in memory: 98 MB of numbers, 68 MB of
+/// Repeated values take almost no bytes in a file, but their whole size in memory: 98 MB of numbers, 68 MB of
 /// text, each in a file of less than 200 KB with one row group.
 #[test]
 fn repetitive_columns_take_no_more_memory() {

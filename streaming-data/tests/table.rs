@@ -192,7 +192,7 @@ fn batches_end_where_steps_do_for_any_number_of_workers() {
     saved.check_resume(&open(folder.path(), &Columns::All).identity(shuffle)).unwrap();
 }
 
-/// What one shard says is never null may be in another.
+/// A column that one shard declares never null may have nulls in another.
 #[test]
 fn shards_may_differ_in_what_can_be_null() {
     let folder = tempfile::tempdir().unwrap();

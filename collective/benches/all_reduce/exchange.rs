@@ -141,7 +141,7 @@ impl Rank {
             let out = SliceMut::new(owned, range.start, range.len())?;
             end.gather(cpu, stream, Key::new(step, index as u32), cut, ValuesMut::Fp32(out))?;
         }
-        drop(end.spent());
+        drop(end.take_cost());
         let seconds = start.elapsed().as_secs_f64();
         let expected = (0..ranks).map(|rank| (rank + round) as f32).sum::<f32>();
         assert!(self.owned.iter().all(|&value| value == expected), "a wrong sum");

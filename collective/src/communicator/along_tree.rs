@@ -40,7 +40,7 @@ struct Scratch<B: Backend> {
 
 /// Sums along the tree, with scratch memory for sums of more terms than a kernel takes at once.
 pub(super) struct AlongTree<B: Backend> {
-    /// By depth.
+    /// One for each depth of the tree.
     scratch: Vec<Option<Scratch<B>>>,
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Of magnitudes that show the order of a sum.
+    /// A term whose magnitude varies, so that another order of the sum gives other bits.
     fn term(lane: u32, element: usize) -> f32 {
         let mixed = (u64::from(lane) << 20 | element as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let unit = (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0;

@@ -27,8 +27,8 @@ use super::along_tree::AlongTree;
 use super::post::{ArrivalKind, HeldPosts, Inbox, Key, Post, members};
 use super::threads::check_reach;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Topology, Values,
-    ValuesMut,
+    Abort, CommunicationCost, Communicator, CommunicatorError, Cut, Holders, Result, Topology,
+    Values, ValuesMut,
 };
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
@@ -61,7 +61,7 @@ pub struct Host<B: Backend> {
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
     read: HeldPosts<B>,
-    spent: Spent<B>,
+    cost: CommunicationCost<B>,
 }
 
 impl<B: Backend> Host<B> {
@@ -105,7 +105,7 @@ impl<B: Backend> Host<B> {
                 leaving: None,
                 received: None,
                 read: HeldPosts::new(),
-                spent: Spent::default(),
+                cost: CommunicationCost::default(),
             }
         };
         Ok(members(own.start, own.len(), schedule).into_iter().enumerate().map(end).collect())
@@ -131,8 +131,8 @@ impl<B: Backend> Host<B> {
     /// Notes that `bytes` came from `source`, which is of another process.
     fn note_came(&mut self, source: usize, bytes: usize) {
         match self.topology.host_of(source) == self.host {
-            true => self.spent.traffic.came(bytes),
-            false => self.spent.traffic.came_from_host(bytes),
+            true => self.cost.traffic.came(bytes),
+            false => self.cost.traffic.came_from_host(bytes),
         }
     }
 
@@ -263,8 +263,8 @@ impl<B: Backend> Communicator<B> for Host<B> {
         self.courier.take()
     }
 
-    fn spent(&mut self) -> Spent<B> {
-        std::mem::take(&mut self.spent)
+    fn take_cost(&mut self) -> CommunicationCost<B> {
+        std::mem::take(&mut self.cost)
     }
 
     fn reduce_scatter(
@@ -299,7 +299,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
     ) -> Result<()> {
         let from = backend.record_timed(stream)?;
         self.bring_updates((backend, stream), key, cut, out)?;
-        self.spent.gathered((backend, stream), from)
+        self.cost.gathered((backend, stream), from)
     }
 }
 

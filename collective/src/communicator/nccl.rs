@@ -19,7 +19,8 @@ use super::post::{HeldPosts, Inbox, Key, OfMembers, Post, PostedSums, Sums, memb
 use super::threads::{check_reach, read_sums, sum_uses, within};
 use super::values::SharedValues;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, reserve,
+    Abort, CommunicationCost, Communicator, CommunicatorError, Cut, Holders, Result, Values,
+    ValuesMut, reserve,
 };
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
@@ -32,8 +33,8 @@ pub struct LocalRank<B: Backend> {
     member: usize,
     post: Post<B>,
     inbox: Inbox<B>,
-    /// Of each rank of the process that has joined others: the handle that ends its waits for them. A device waits for the other
-    /// devices of its process, so that none of them ends unless all do.
+    /// For each rank of the process that has joined a group, the handle that ends its waits for other ranks. A device waits for
+    /// the other devices of its process, so that none of them ends unless all do.
     joined: Arc<Mutex<Vec<Abort>>>,
 }
 
@@ -78,7 +79,7 @@ pub struct Nccl<B: Backend> {
     /// Updates of this rank that are not sent yet.
     updates: Vec<(Key, SharedValues<B>)>,
     read: HeldPosts<B>,
-    spent: Spent<B>,
+    cost: CommunicationCost<B>,
 }
 
 impl<B: Backend> Nccl<B> {
@@ -115,7 +116,7 @@ impl<B: Backend> Nccl<B> {
             received: None,
             updates: Vec::new(),
             read: HeldPosts::new(),
-            spent: Spent::default(),
+            cost: CommunicationCost::default(),
         })
     }
 
@@ -192,8 +193,8 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         })
     }
 
-    fn spent(&mut self) -> Spent<B> {
-        std::mem::take(&mut self.spent)
+    fn take_cost(&mut self) -> CommunicationCost<B> {
+        std::mem::take(&mut self.cost)
     }
 
     fn reduce_scatter(
@@ -213,7 +214,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             self.across(rank).map(|peer| (peer, cut.of_rank(peer))).collect();
         let reads = own.len() + peers.iter().map(|(_, of_peer)| of_peer.len()).sum::<usize>();
         let place = (self.local.member, reads);
-        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
+        let sums = read_sums((backend, stream), &posted, place, &mut self.cost.traffic)?;
         let from = backend.record_timed(stream)?;
 
         let (mut leaving, mut end) = (Vec::new(), 0);
@@ -263,7 +264,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             }
         }
 
-        self.spent.traffic.came(coming * size_of::<f32>());
+        self.cost.traffic.came(coming * size_of::<f32>());
         let received = reserve(&mut self.received, (backend, stream), coming)?;
         if !sends.is_empty() || !receives.is_empty() {
             let into = SliceMut::new(received, 0, coming)?;
@@ -286,7 +287,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             let out = out.reborrow().sub(place * own.len(), own.len())?;
             self.along_tree.sum(backend, stream, node, &terms, out)?;
         }
-        let read = self.spent.summed((backend, stream), from)?;
+        let read = self.cost.summed((backend, stream), from)?;
         self.read.keep_sums(backend, &read, key.bucket, posted);
         Ok(())
     }
@@ -342,11 +343,11 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             }
             _ => return Err(CommunicatorError::OtherKind),
         };
-        self.spent.traffic.came(came * bytes);
+        self.cost.traffic.came(came * bytes);
         if is_of_process {
             self.gather_here((backend, stream), key, cut, out)?;
         }
-        self.spent.gathered((backend, stream), from)
+        self.cost.gathered((backend, stream), from)
     }
 }
 
@@ -372,7 +373,7 @@ impl<B: Backend> Nccl<B> {
             backend.wait_for(stream, ready)?;
             for owner in self.across(peer).chain([peer]) {
                 let range = cut.of_rank(owner);
-                self.spent.traffic.read(range.len() * out.element_bytes());
+                self.cost.traffic.read(range.len() * out.element_bytes());
                 let from = range.start;
                 out.reborrow().copy(backend, stream, range, (values, from))?;
             }

@@ -46,7 +46,7 @@ impl<B: Backend> Clone for Sums<B> {
 pub struct Key {
     /// The step, from 0.
     pub step: u64,
-    /// Of sums the round of their lanes, as the [`LaneSchedule`] has them; of updates 0, or 1 for those in the second precision.
+    /// For a sum the round of its lanes in the [`LaneSchedule`]; for an update 0, or 1 where it is in the second precision.
     pub round: u32,
     /// The bucket.
     pub bucket: u32,
@@ -304,7 +304,7 @@ pub(super) struct Inbox<B: Backend> {
     sums: Incomplete<PostedSums<B>, B::Event>,
     updates: Incomplete<SharedValues<B>, B::Event>,
     arrived: BTreeMap<(Key, ArrivalKind), VecDeque<Arrived>>,
-    /// By bucket: the last step and round whose chunks have all come from other processes.
+    /// For each bucket the last step and round whose chunks have all come from other processes.
     closed: BTreeMap<(ArrivalKind, u32), (u64, u32)>,
     /// Whether the members were aborted.
     is_over: bool,

@@ -13,8 +13,8 @@ use super::along_tree::{AlongTree, NodeSum, Term};
 use super::post::{HeldPosts, Inbox, Key, OfMembers, Post, PostedSums, Sums, members};
 use super::values::SharedValues;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, ReduceScatter, Result, Spent, Traffic, Values,
-    ValuesMut,
+    Abort, CommunicationCost, Communicator, CommunicatorError, Cut, ReduceScatter, Result, Traffic,
+    Values, ValuesMut,
 };
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
@@ -29,7 +29,7 @@ pub struct Threads<B: Backend> {
     inbox: Inbox<B>,
     along_tree: AlongTree<B>,
     read: HeldPosts<B>,
-    spent: Spent<B>,
+    cost: CommunicationCost<B>,
 }
 
 /// Checks that each of `backends`, the devices of the ranks from `first_rank` on, can read the memory of all.
@@ -65,7 +65,7 @@ impl<B: Backend> Threads<B> {
             inbox,
             along_tree: AlongTree::new(),
             read: HeldPosts::new(),
-            spent: Spent::default(),
+            cost: CommunicationCost::default(),
         };
         Ok(members(0, ranks, schedule).into_iter().enumerate().map(end).collect())
     }
@@ -173,8 +173,8 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         self.post.abort_handle()
     }
 
-    fn spent(&mut self) -> Spent<B> {
-        std::mem::take(&mut self.spent)
+    fn take_cost(&mut self) -> CommunicationCost<B> {
+        std::mem::take(&mut self.cost)
     }
 
     fn reduce_scatter(
@@ -200,7 +200,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         for (ReduceScatter { cut, .. }, posted) in buckets.iter().zip(&posted) {
             // Also where nothing is owned: a rank that has posted has gathered the parameters that this one is about to update.
             let place = (self.rank, cut.of_rank(self.rank).len());
-            sums.push(read_sums((backend, stream), posted, place, &mut self.spent.traffic)?);
+            sums.push(read_sums((backend, stream), posted, place, &mut self.cost.traffic)?);
         }
         let keys: Vec<_> = buckets.iter().map(|bucket| bucket.key).collect();
         let from = backend.record_timed(stream)?;
@@ -225,7 +225,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
             }
         }
         self.along_tree.sum_each(backend, stream, at_once)?;
-        let read = self.spent.summed((backend, stream), from)?;
+        let read = self.cost.summed((backend, stream), from)?;
         for (key, posted) in keys.into_iter().zip(posted) {
             self.read.keep_sums(backend, &read, key.bucket, posted);
         }
@@ -258,9 +258,9 @@ impl<B: Backend> Communicator<B> for Threads<B> {
     ) -> Result<()> {
         let from = backend.record_timed(stream)?;
         let posted = self.inbox.updates(key)?;
-        let (ranks, traffic) = ((0, self.rank), &mut self.spent.traffic);
+        let (ranks, traffic) = ((0, self.rank), &mut self.cost.traffic);
         copy_updates((backend, stream), &posted, ranks, cut, out, traffic)?;
         self.read.keep_updates(backend, key, posted);
-        self.spent.gathered((backend, stream), from)
+        self.cost.gathered((backend, stream), from)
     }
 }

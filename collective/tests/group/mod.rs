@@ -70,7 +70,7 @@ fn sum(step: u64, node: Node, index: usize) -> f32 {
 /// The gradient arena of a rank: as long as its last slot.
 const ARENA: usize = SLOTS[1] + ELEMENTS;
 
-/// What a rank has summed of both uses and gathered in two steps, beside what it should have.
+/// The results of a rank in two steps, sums of both uses and gathered values, beside the expected ones.
 fn run_rank<B: Backend>(
     backend: &B,
     group: (&CollectiveLibrary, GroupId),
@@ -87,7 +87,7 @@ fn run_rank<B: Backend>(
     let Range { start, end: last } = cut.of_rank(rank);
     let owned = SLOTS.map(|slot| slot + start..slot + last);
     let elements = cut.of_rank(rank).len();
-    // What the others of the process read stays.
+    // The memory that other ranks of the process read stays allocated.
     let mut stay = Vec::new();
     for step in 0..2 {
         let mut gradients = Vec::new();
@@ -139,7 +139,7 @@ fn run_rank<B: Backend>(
         end.gather(backend, &mut stream, Key::new(step, 0), &held, ValuesMut::Fp32(whole))?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
         assert_eq!(found, expected, "rank {rank} of {ranks}, {holders:?}");
-        traffic = end.spent().traffic;
+        traffic = end.take_cost().traffic;
         stay.push((masters, gradients));
     }
     Ok(traffic)
@@ -200,7 +200,7 @@ pub fn any_number_of_ranks_sums_along_the_tree<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// What crosses between processes does not depend on how many ranks they have.
+/// The bytes that cross between processes do not depend on the number of ranks in each.
 pub fn a_process_is_sent_what_one_rank_would_be<B: Backend>(arm: &Arm<B>) {
     let bytes = |elements: usize| (elements * size_of::<f32>()) as u64;
     for ranks in [2, 4, 8] {
@@ -253,7 +253,7 @@ pub fn a_rank_that_sums_the_lanes_of_another_is_named<B: Backend>(arm: &Arm<B>) 
     assert_eq!(summed.unwrap_err().to_string(), expected);
 }
 
-/// Of each rank's share all are added, and all shares come to every rank: in which order is the library's affair.
+/// The library adds the shares of all ranks, and brings all shares to every rank, in an order of its own.
 pub fn what_the_library_does_alone_is_done_to_all_ranks<B: Backend>(arm: &Arm<B>) {
     const SHARE: usize = 100;
     let library = (arm.library)();
@@ -303,7 +303,7 @@ pub fn what_the_library_does_alone_is_done_to_all_ranks<B: Backend>(arm: &Arm<B>
     }
 }
 
-/// Of two ranks only one ever joins: it waits until it is aborted, from another thread.
+/// Only one of two ranks ever joins: it waits until it is aborted, from another thread.
 pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
     let (library, backend) = ((arm.library)(), (arm.device)());
     let id = library.group_id().unwrap();
@@ -339,7 +339,7 @@ pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// Of two processes one never joins: both ranks of the other wait in the library, and one of them is told to end.
+/// One of two processes never joins: both ranks of the other wait in the library, and one of them is told to end.
 pub fn a_rank_ends_what_all_of_its_process_wait_for<B: Backend>(arm: &Arm<B>) {
     const SOON: Duration = Duration::from_secs(20);
     let (library, devices) = ((arm.library)(), [(arm.device)(), (arm.device)()]);

@@ -17,7 +17,7 @@ use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 use timely::{CommunicationConfig, Config, WorkerConfig};
 
-/// Of which what a rank owns leaves in pieces.
+/// So large that the owned part of a bucket is sent in several pieces.
 const LARGE: Buckets = &[3 * CHUNK_ELEMENTS + 5, 2 * CHUNK_ELEMENTS, 100];
 
 const EACH: Holders = Holders::EACH;
@@ -46,15 +46,15 @@ fn ranges(lengths: &[usize]) -> Vec<Range<usize>> {
     ends.collect()
 }
 
-/// What a rank had in the end, and received.
+/// The values of a rank at the end, and the bytes that it received.
 type Ended = (Vec<f32>, Traffic);
 
-/// What a rank does with its end, which says of each step that it is over.
+/// The work of a rank with its end; it reports the end of each step.
 type Run<B> =
     dyn Fn(&B, Host<B>, &mut dyn FnMut(u64)) -> Result<Ended, CommunicatorError> + Send + Sync;
 
-/// What ranks on `devices`, in `groups`, had in the end, after each has run `run`. Timely's workers stand for processes: all that they
-/// exchange is written to bytes and read again.
+/// The results of ranks on `devices`, in `groups`, after each has run `run`. Timely's workers stand for processes: their messages
+/// are serialized and read again.
 fn carried<B: Backend>(
     devices: Vec<B>,
     topology: &Topology,
@@ -114,7 +114,7 @@ fn carried<B: Backend>(
     workers.unwrap().join().into_iter().map(Result::unwrap).collect()
 }
 
-/// What ranks that train had.
+/// The results of ranks that train.
 fn trained<B: Backend>(
     devices: Vec<B>,
     buckets: Buckets,
@@ -132,7 +132,7 @@ fn trained<B: Backend>(
             rank.step(step, Care::Taken)?;
             over(step);
         }
-        Ok((rank.replica(), rank.end.spent().traffic))
+        Ok((rank.replica(), rank.end.take_cost().traffic))
     };
     carried(devices, topology, (&schedule, EACH), window_bytes, Arc::new(run))
 }
@@ -232,7 +232,7 @@ fn devices_on_several_hosts_train_the_same_to_the_bit() {
     }
 }
 
-/// What all ranks have received.
+/// The bytes that all ranks have received together.
 fn received(topology: &Topology) -> Traffic {
     let ended = trained(cpus(topology.ranks()), LARGE, topology, Rounds::One, 4 << 20);
     let of_ranks = ended.into_iter().map(|ended| ended.unwrap().1);
@@ -329,7 +329,7 @@ fn counterparts_have_what_they_have_updated() {
                 assert!(values.as_slice() == held(step, rank), "rank {rank}, step {step}");
                 over(step);
             }
-            Ok((values.as_slice().to_vec(), end.spent().traffic))
+            Ok((values.as_slice().to_vec(), end.take_cost().traffic))
         };
         let ended = carried(cpus(ranks), &topology, (&schedule, holders), 1 << 20, Arc::new(run));
         let (mut came, mut came_from_hosts) = (0, 0);
@@ -348,12 +348,12 @@ fn counterparts_have_what_they_have_updated() {
     }
 }
 
-/// What a rank waits for in vain.
+/// The data that never comes.
 #[derive(Clone, Copy, Debug)]
 enum Missing {
-    /// What the other worker of its group has.
+    /// Data of the other worker of the group.
     OfGroup,
-    /// What comes from the other group.
+    /// Data of the other group.
     OfOthers,
 }
 
@@ -379,7 +379,7 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
                 let values = Slice::new(&buffer, 0, 4).unwrap();
                 end.updated(cpu, &mut stream, key, &cut, Values::Fp32(values)).unwrap();
             }
-            // What is sent to the other group is not carried, and kept.
+            // The couriers are kept and never run, so that nothing reaches the other group.
             let _couriers: Vec<_> = ends.iter_mut().map(|end| end.courier()).collect();
             let (first, abort) = (ends.remove(0), ends[0].abort_handle());
             let (cut, cpu) = (cut.clone(), cpu.clone());

@@ -16,10 +16,10 @@ pub type Buckets = &'static [usize];
 pub const SMALL: Buckets = &[700, 33, 5000, 64];
 const GRANULE: usize = 64;
 
-/// What a rank waits for before it computes again.
+/// The events that a rank waits for before it computes again.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Care {
-    /// For what it gathered.
+    /// The end of its own gathers.
     Taken,
     /// For nothing.
     NotTaken,
@@ -51,7 +51,7 @@ pub fn elements(buckets: Buckets) -> usize {
     buckets.iter().sum()
 }
 
-/// What lane `lane` adds at a step, of magnitudes that show the order of a sum.
+/// The term of `lane` at a step. Magnitudes vary, so that another order of the sum gives other bits.
 fn addend(step: u64, lane: usize, elements: usize) -> Vec<f32> {
     let value = |i: usize| {
         let mut x = (step << 40) + ((lane as u64) << 32) + i as u64;
@@ -138,7 +138,7 @@ pub struct Rank<'a, B: Backend> {
     replica: B::Buffer<f32>,
     /// Masters of what is owned, bucket after bucket.
     masters: B::Buffer<f32>,
-    /// By round: the sums of the nodes of this rank's lanes.
+    /// For each round the sums at the nodes of this rank's lanes.
     nodes: Vec<Vec<(Node, B::Buffer<f32>)>>,
     gathered: Option<B::Event>,
 }
@@ -204,7 +204,7 @@ impl<'a, B: Backend> Rank<'a, B> {
     }
 
     /// # Errors
-    /// Those of the communicator.
+    /// The errors of the communicator.
     pub fn step(&mut self, step: u64, care: Care) -> Result<(), CommunicatorError> {
         self.compute(step, care);
         let Self { device, compute, state, end, buckets, cuts, masters, replica, nodes, .. } = self;
@@ -271,7 +271,7 @@ impl<'a, B: Backend> Rank<'a, B> {
             end.gather(*device, state, Key::new(step, bucket as u32), cut, ValuesMut::Fp32(out))?;
         }
         self.gathered = Some(device.record(state)?);
-        // What was read may be written over.
+        // The memory that was read may be written again.
         for reading in readings.into_iter().flatten().filter(|_| care != Care::NotRead) {
             reading.end(*device, compute)?;
         }

@@ -19,7 +19,7 @@ fn device(schedule: &Arc<Schedule>) -> Device {
     Gpu::new(emulator.with_schedule(schedule))
 }
 
-/// What every rank has after all steps.
+/// The values of every rank after all steps.
 fn trained(ranks: usize, seed: u64, rounds: Rounds, care: Care) -> Vec<Vec<f32>> {
     let schedule = Schedule::new(seed);
     let devices: Vec<_> = (0..ranks).map(|_| device(&schedule)).collect();

@@ -114,13 +114,13 @@ int end(void* raw) {
     return Success;
 }
 
-// What any call needs of its member.
+// Checks the member that every call takes.
 int check(Member* member, bool is_known_type) {
     if (!member || !is_known_type) return InvalidArgument;
     return of_group.count(member) || progress(*member) == Success ? Success : InvalidUsage;
 }
 
-// What a transfer needs of its member.
+// Checks the member and the peer of a transfer.
 int check_transfer(Member* member, int type, int peer) {
     if (!member || peer < 0 || peer >= member->group->ranks || peer == member->rank) return InvalidArgument;
     if (depth == 0) return InvalidUsage;

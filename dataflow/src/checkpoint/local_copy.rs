@@ -1,4 +1,4 @@
-//! Checkpoints and models where they can be read: a folder as it is, and of one in a store a copy.
+//! Local copies of checkpoints and models: those in a folder are read in place, those in a store are downloaded first.
 //!
 //! Files of a checkpoint are verified as they arrive. One that is damaged is fetched again, a few times; then an error
 //! names it.

@@ -49,11 +49,11 @@ impl Checkpoint {
             files,
             path,
             || false,
-            |(name, expected): (&String, &String), watched| {
+            |(name, expected): (&String, &String), shared| {
                 let path = path.join(name);
                 let file = tidemill_files::open(&path)
                     .map_err(|source| JobError::file("reading", &path, source))?;
-                let found = checksum_of(file, &path, || watched.moved())?;
+                let found = checksum_of(file, &path, || shared.moved())?;
                 Ok(compare(&path, expected, &found)?)
             },
         )?;

@@ -237,7 +237,7 @@ mod tests {
         let checkpoints = RemoteCheckpoints::of_run(&run);
         assert_eq!(checkpoints.latest().unwrap(), None);
         let complete = local(&["zz.json", TRAINER_FILE, "config.json"]);
-        // Those of a folder of this machine that was copied there have no token.
+        // Checkpoints that were copied there from a local folder have no token in their names.
         for name in ["step-00000005", "step-00000100-ab", "step-00000020-00", "step-00000007-ab"] {
             checkpoints.upload(name, complete.path(), || Ok(())).unwrap();
         }

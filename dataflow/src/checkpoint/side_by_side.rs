@@ -37,12 +37,12 @@ impl From<JobError> for Ended {
 
 /// The state that working threads share with the thread that waits for them.
 #[derive(Default)]
-pub(super) struct Watched {
+pub(super) struct SharedProgress {
     pieces: AtomicU64,
     is_over: AtomicBool,
 }
 
-impl Watched {
+impl SharedProgress {
     /// A piece is done.
     pub(super) fn moved(&self) -> std::result::Result<(), Ended> {
         self.pieces.fetch_add(1, Ordering::Relaxed);
@@ -56,23 +56,23 @@ pub(super) fn side_by_side<J: Send, T: Send>(
     jobs: Vec<J>,
     path: &Path,
     is_over: impl Fn() -> bool,
-    work: impl Fn(J, &Watched) -> std::result::Result<T, Ended> + Sync,
+    work: impl Fn(J, &SharedProgress) -> std::result::Result<T, Ended> + Sync,
 ) -> Result<Option<Vec<T>>> {
     // Now and then it is looked whether the threads move and the run goes on.
     const LOOK: Duration = Duration::from_millis(50);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(MOST_THREADS).min(jobs.len());
-    let (queue, watched) = (Mutex::new(jobs), Watched::default());
+    let (queue, shared) = (Mutex::new(jobs), SharedProgress::default());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
     thread::scope(|scope| {
         let (ended, endings) = mpsc::channel();
         let mut failed = None;
         for _ in 0..threads {
-            let (ended, next, work, watched) = (ended.clone(), &next, &work, &watched);
+            let (ended, next, work, shared) = (ended.clone(), &next, &work, &shared);
             let body = move || {
                 while let Some(job) = next() {
                     // The other end waits for all threads.
-                    let _ = ended.send(work(job, watched));
+                    let _ = ended.send(work(job, shared));
                 }
             };
             if let Err(source) = thread::Builder::new().spawn_scoped(scope, body) {
@@ -85,7 +85,7 @@ pub(super) fn side_by_side<J: Send, T: Send>(
         loop {
             is_unwanted |= is_over();
             if failed.is_some() || is_unwanted {
-                watched.is_over.store(true, Ordering::Relaxed);
+                shared.is_over.store(true, Ordering::Relaxed);
             }
             match endings.recv_timeout(LOOK) {
                 Ok(Ok(result)) => done.push(result),
@@ -95,7 +95,7 @@ pub(super) fn side_by_side<J: Send, T: Send>(
                 Ok(Err(Ended::Unwanted)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            let read = watched.pieces.load(Ordering::Relaxed);
+            let read = shared.pieces.load(Ordering::Relaxed);
             if read != pieces {
                 pieces = read;
                 progress::moved();

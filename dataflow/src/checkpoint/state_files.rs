@@ -15,7 +15,7 @@ use tidemill_model::hugging_face::{StoredElements, TensorFiles};
 use tidemill_model::optimizer::StateSpec;
 
 use super::file_plan::{Prefixes, Tensors};
-use super::side_by_side::{Ended, MOST_THREADS, Watched, side_by_side};
+use super::side_by_side::{Ended, MOST_THREADS, SharedProgress, side_by_side};
 use super::trainer_state::{Checksum, TrainerState, checksum, checksum_file, compare};
 use crate::cluster::Abort;
 use crate::error::{JobError, Result};
@@ -255,16 +255,16 @@ struct FileJob<'a> {
 }
 
 impl Job<'_> {
-    fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
+    fn run(self, shared: &SharedProgress) -> std::result::Result<(), Ended> {
         match self {
-            Self::Through(job) => job.run(watched),
+            Self::Through(job) => job.run(shared),
             Self::Ranges { files, part, ranges, start, out } => {
                 for range in ranges {
                     for first in range.clone().step_by(PIECE_ELEMENTS) {
                         let end = range.end.min(first + PIECE_ELEMENTS);
                         let out = &mut out[first - start..end - start];
                         files.read_part(part, first, out)?;
-                        watched.moved()?;
+                        shared.moved()?;
                     }
                 }
                 Ok(())
@@ -274,7 +274,7 @@ impl Job<'_> {
 }
 
 impl FileJob<'_> {
-    fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
+    fn run(self, shared: &SharedProgress) -> std::result::Result<(), Ended> {
         let Self { files, number, path, expected, mut tensors } = self;
         let mut checksum = Checksum::default();
         files.read_through(number, |bytes, elements| {
@@ -283,7 +283,7 @@ impl FileJob<'_> {
             if let (Some(elements), Some(place)) = (elements, place) {
                 place.take(&elements);
             }
-            watched.moved()
+            shared.moved()
         })?;
         Ok(compare(path, expected, &checksum.digest())?)
     }

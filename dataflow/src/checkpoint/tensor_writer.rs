@@ -20,9 +20,9 @@ use crate::error::{JobError, Result};
 pub(super) struct TensorWriter {
     plan: Arc<FilePlan>,
     folder: PathBuf,
-    /// By number; none where another process writes it.
+    /// Indexed by the number of the file; `None` where another process writes it.
     files: Vec<Option<OpenFile>>,
-    /// By part: the range that was written.
+    /// For each part the ranges that were written, end by start.
     written: BTreeMap<StatePart, BTreeMap<usize, usize>>,
 }
 
@@ -93,12 +93,12 @@ impl TensorWriter {
             jobs,
             &self.folder,
             || false,
-            |file: &OpenFile, watched| {
+            |file: &OpenFile, shared| {
                 file.sync()?;
                 let mut read = &file.file;
                 read.seek(SeekFrom::Start(0))
                     .map_err(|source| JobError::file("reading", &file.path, source))?;
-                let checksum = checksum_of(read, &file.path, || watched.moved())?;
+                let checksum = checksum_of(read, &file.path, || shared.moved())?;
                 Ok((file.name.clone(), checksum))
             },
         )?;

@@ -24,7 +24,8 @@ pub const TRAINER_FILE: &str = "trainer.json";
 /// Raised when older readers could misread a checkpoint.
 const FORMAT_VERSION: u32 = 1;
 
-/// The version of files of a run that has moved to another version of its data: a reader without moves would go on with wrong samples.
+/// The version of files of a run that has moved to another version of its data: a reader that ignores moves would continue with
+/// wrong samples.
 const FORMAT_VERSION_WITH_MOVES: u32 = 2;
 
 /// Everything of a run that is neither a parameter nor optimizer state.

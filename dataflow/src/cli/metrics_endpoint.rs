@@ -49,9 +49,9 @@ struct Numbers {
     evaluation_loss: Number,
     checkpoint_step: Number,
     workers: Number,
-    /// By task and metric.
+    /// Scores, labelled by task and metric.
     task_scores: Family<Vec<(String, String)>, Number>,
-    /// By suite and average.
+    /// Averages, labelled by suite and name of the average.
     suite_averages: Family<Vec<(String, String)>, Number>,
 }
 

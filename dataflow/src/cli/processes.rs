@@ -54,7 +54,7 @@ pub(crate) struct PlaceArguments {
 /// The role of this process among those of its command.
 pub(crate) enum Place {
     /// One of those whose workers compute.
-    Member(Member),
+    ClusterProcess(ClusterProcess),
     /// The one that starts the others and watches over them.
     Supervisor {
         /// Number of processes that it starts.
@@ -65,7 +65,7 @@ pub(crate) enum Place {
 }
 
 /// A process whose workers compute.
-pub(crate) struct Member {
+pub(crate) struct ClusterProcess {
     /// Its workers, and the other processes.
     pub cluster: ClusterSettings,
     /// The end of the connection to the process that started it, where one did. Dropped last.
@@ -117,20 +117,20 @@ impl PlaceArguments {
                 joined => joined?,
             };
             lifeline.on_lost(leave);
-            return Ok(Place::Member(Member { cluster, lifeline: Some(lifeline) }));
+            return Ok(Place::ClusterProcess(ClusterProcess { cluster, lifeline: Some(lifeline) }));
         }
         if let (Some(process), Some(hosts)) = (self.process, &self.hosts) {
             let mut cluster = self.cluster(process, hosts)?;
             let here = LocalWorkers::processes_here(&cluster);
             cluster.threads = workers(cluster.processes(), here)?;
-            return Ok(Place::Member(Member { cluster, lifeline: None }));
+            return Ok(Place::ClusterProcess(ClusterProcess { cluster, lifeline: None }));
         }
         let threads = workers(processes.get(), processes.get())?;
         if processes.get() > 1 {
             return Ok(Place::Supervisor { processes, threads });
         }
         let cluster = ClusterSettings::threads(threads);
-        Ok(Place::Member(Member { cluster, lifeline: None }))
+        Ok(Place::ClusterProcess(ClusterProcess { cluster, lifeline: None }))
     }
 
     /// Process `process` of those in `hosts`, if it may join them.
@@ -173,7 +173,7 @@ impl Place {
     /// The workers of this process, or of the first process that it starts, among all workers of its machine.
     pub(crate) fn workers_here(&self) -> LocalWorkers {
         match self {
-            Self::Member(member) => LocalWorkers::of(&member.cluster),
+            Self::ClusterProcess(process) => LocalWorkers::of(&process.cluster),
             Self::Supervisor { processes, threads } => LocalWorkers::of_each(*threads, *processes),
         }
     }
@@ -181,7 +181,7 @@ impl Place {
     /// Workers of all processes.
     pub(crate) fn workers(&self) -> usize {
         match self {
-            Self::Member(member) => member.workers(),
+            Self::ClusterProcess(process) => process.workers(),
             Self::Supervisor { processes, threads } => threads.saturating_mul(processes.get()),
         }
     }
@@ -196,16 +196,16 @@ impl Place {
         settled: impl FnOnce(usize) -> Result<Vec<String>>,
         work: impl FnOnce(ClusterSettings) -> anyhow::Result<ExitCode>,
     ) -> anyhow::Result<ExitCode> {
-        let member = match self {
-            Self::Member(member) => member,
+        let process = match self {
+            Self::ClusterProcess(process) => process,
             Self::Supervisor { processes, threads } => {
                 let settings = SupervisorSettings::new(processes.get());
                 let outcome = supervise::run(settings, &settled(threads)?)?;
                 return Ok(ExitCode::from(outcome.exit_code()));
             }
         };
-        member.warn_of_open_ports();
-        let Member { mut cluster, lifeline } = member;
+        process.warn_of_open_ports();
+        let ClusterProcess { mut cluster, lifeline } = process;
         cluster.step_deadline = Some(Duration::from_secs_f64(default_step_deadline_seconds()));
         if let Some(lifeline) = &lifeline {
             lifeline.on_stop(leave);
@@ -214,7 +214,7 @@ impl Place {
     }
 }
 
-impl Member {
+impl ClusterProcess {
     /// Workers of all processes.
     pub(crate) fn workers(&self) -> usize {
         self.cluster.threads.saturating_mul(self.cluster.processes())

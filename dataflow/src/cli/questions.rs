@@ -28,7 +28,7 @@ const KEY: &str = "evaluation.tasks";
 struct PlannedTasks {
     tasks: Vec<PlannedTask>,
     requests: Vec<Request>,
-    /// By their names.
+    /// The suites with their names.
     suites: Vec<(String, Suite)>,
 }
 

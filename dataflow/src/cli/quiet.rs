@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
 thread_local! {
-    /// Whether a panic of this thread is caught and told as an error.
+    /// Whether a panic of this thread is caught and reported as an error.
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 

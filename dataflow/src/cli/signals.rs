@@ -12,13 +12,13 @@ use anyhow::Context;
 /// Signals that follow a counted one within this time are the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(200);
 
-/// Calls `heed` with the number of requests to stop so far, at each.
-pub(super) fn on_requests_to_stop(heed: impl Fn(u32) + Send + 'static) -> anyhow::Result<()> {
+/// Calls `act` with the number of requests to stop so far, at each.
+pub(super) fn on_requests_to_stop(act: impl Fn(u32) + Send + 'static) -> anyhow::Result<()> {
     let requests = Mutex::new(Requests::default());
     let handler = move || {
         let mut requests = requests.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(number) = requests.count(Instant::now()) {
-            heed(number);
+            act(number);
         }
     };
     ctrlc::set_handler(handler).context("listening for Ctrl-C failed")

@@ -11,7 +11,8 @@ use clap::Args;
 use super::metrics_endpoint::MetricsEndpoint;
 use super::output::{counted, note_line, result_line};
 use super::processes::{
-    Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
+    ClusterProcess, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave,
+    quiet_worker_panics,
 };
 use super::progress::TrainProgress;
 use super::questions::questions;
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let stop = StopRequest::default();
     if is_supervised() {
         // Before it waits for its siblings: it is stopped together with them.
-        heed_signals(&stop)?;
+        stop_on_signals(&stop)?;
     }
     let device = DeviceChoice::new(&config.device)?;
     let place = arguments.processes.place(&device, config.batch.resolved_lanes())?;
@@ -72,21 +73,21 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     run.questions = questions(&run)?;
-    let member = match place {
-        Place::Member(member) => member,
+    let process = match place {
+        Place::ClusterProcess(process) => process,
         Place::Supervisor { processes, threads } => {
             return supervise(arguments, &run, processes.get(), threads);
         }
     };
     quiet_worker_panics();
-    member.warn_of_open_ports();
-    let Member { cluster, lifeline } = member;
+    process.warn_of_open_ports();
+    let ClusterProcess { cluster, lifeline } = process;
     match &lifeline {
         Some(lifeline) => {
             let stop = stop.clone();
             lifeline.on_stop(move || stop.request());
         }
-        None => heed_signals(&stop)?,
+        None => stop_on_signals(&stop)?,
     }
     let shows_progress = cluster.process == 0;
     if let Some(note) = device.note()
@@ -193,7 +194,7 @@ fn supervise(
 }
 
 /// The first Ctrl-C (or SIGTERM) asks for a last step and a checkpoint; the second ends at once.
-fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
+fn stop_on_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
     on_requests_to_stop(move |requests| match requests {
         1 => stop.request(),

@@ -185,7 +185,7 @@ impl Abort {
 
     /// Sends the records of this process's threads to `trace` from now on: to be called before the run has workers.
     pub fn write_trace(&self, trace: &Trace) {
-        // Of two the first stays.
+        // A second trace is ignored.
         let _ = self.board().trace.set(trace.clone());
     }
 

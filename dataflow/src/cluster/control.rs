@@ -265,7 +265,7 @@ impl Shared {
             let now = Instant::now();
             if now >= next_beat {
                 self.tell_all(&Message::Beat(self.abort.board().standing()));
-                self.accuse_the_silent(now, now - next_beat > interval);
+                self.abort_on_silent_peer(now, now - next_beat > interval);
                 next_beat = now + interval;
             }
             // The question turns an unexplained suspicion into an error.
@@ -276,7 +276,8 @@ impl Shared {
         }
     }
 
-    /// Failing to write is no news: the reader of that connection will say so, or its silence.
+    /// Sends `message` to all peers. Failed writes are ignored: the thread that reads from the same connection reports a broken one,
+    /// and the deadline for silence a dead one.
     fn tell_all(&self, message: &Message) {
         let channels: Vec<_> =
             self.lock().links.iter().map(|link| Arc::clone(&link.channel)).collect();
@@ -311,7 +312,7 @@ impl Shared {
         cut(&state.data);
     }
 
-    fn accuse_the_silent(&self, now: Instant, overslept: bool) {
+    fn abort_on_silent_peer(&self, now: Instant, overslept: bool) {
         let mut silent = None;
         for link in &mut self.lock().links {
             if overslept {

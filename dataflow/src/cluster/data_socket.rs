@@ -305,7 +305,7 @@ mod tests {
             let frame = forged.map_or(vec![1; 4096], |forged| sealer.seal(&forged).0.to_vec());
             theirs.write_all(&frame).unwrap();
             abort.on_abort(move || ended.open());
-            // Of the frame nothing is seen: the message is filled up, and the stream ends.
+            // No byte of the refused frame is passed on: the message before it is padded, and the stream ends.
             let filled_up = message([3, 1, 0, 1, 9, 0], b"first\0\0\0\0");
             assert!(read_to_end(ours) == [filled_up, message(END, b"")].concat(), "{expected}");
             let text = abort.first_error().unwrap().to_string();

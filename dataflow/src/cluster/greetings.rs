@@ -55,7 +55,7 @@ impl Greetings {
         while state.strangers.len() >= STRANGERS {
             hang_up_on_the_oldest(&mut state);
         }
-        // Those that have been hung up on end by themselves, and soon.
+        // The threads of closed connections end soon, by themselves.
         while state.threads >= 2 * STRANGERS && !state.closed {
             let waited = self.changed.wait_timeout(state, PATIENCE);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

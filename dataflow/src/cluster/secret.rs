@@ -92,7 +92,7 @@ impl Secret {
             return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "expected a file")));
         }
         let file = File::open(path).map_err(unreadable)?;
-        // Of the open file: another could have taken its name meanwhile.
+        // The permissions of the open file, since another file could have taken its name meanwhile.
         let mode = permissions(&file.metadata().map_err(unreadable)?);
         if mode & 0o077 != 0 {
             return Err(ClusterError::SecretExposed { path: path.to_path_buf(), mode });
@@ -104,7 +104,7 @@ impl Secret {
         Self::new(&String::from_utf8_lossy(&bytes), &path.display().to_string())
     }
 
-    /// Replaces the secret where there is none; everyone knows it.
+    /// The public constant that replaces the secret where there is none.
     pub(super) fn well_known() -> Self {
         Self("".into())
     }

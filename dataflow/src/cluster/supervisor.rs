@@ -1,7 +1,7 @@
 //! Starting the local processes of a cluster, and ending them together.
 //!
 //! The supervisor runs no workers. It starts the processes, introduces them to each other, keeps a
-//! connection to each (their [`Lifeline`](super::Lifeline)), and waits. Processes end each other
+//! connection to each (their [`Lifeline`](super::Lifeline)), and waits. Children end each other
 //! by themselves when one fails; a child that is left a grace period later, or has stopped sending
 //! signs of life, is killed. All of them are gone when [`Supervisor::run`] returns, also on error
 //! and on panic; if the supervisor itself is killed, their lifelines tell them.
@@ -105,7 +105,7 @@ impl SupervisorOutcome {
     }
 }
 
-/// Whether a process ended by Ctrl-C or SIGTERM, before it could heed them.
+/// Whether a process was ended by Ctrl-C or SIGTERM, before it had a handler for them.
 #[cfg(unix)]
 fn was_asked_to_stop(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
@@ -126,7 +126,7 @@ pub struct StopHandle {
 impl StopHandle {
     /// Tells every process to stop at the next opportunity.
     pub fn stop(&self) {
-        // A supervisor that has returned is told nothing.
+        // The channel is closed once the supervisor has returned.
         let _ = self.events.send(Event::Stop);
     }
 
@@ -185,16 +185,16 @@ impl Supervisor {
     ) -> Result<SupervisorOutcome, ClusterError> {
         let Self { settings, listener, address, events, received } = self;
         let (secret, processes) = (Secret::generate()?, settings.processes);
-        let mut family = Family::new(settings);
+        let mut children = Children::new(settings);
         for process in 0..processes {
             let invitation = Invitation { address, process, secret: secret.clone() };
-            family.start(process, command(process, &invitation))?;
+            children.start(process, command(process, &invitation))?;
         }
         let joining = Joining { secret, processes, events };
         let acceptor = Acceptor::start(listener, &Arc::<Greetings>::default(), {
             move |stream, greeting| joining.accepted(stream, greeting)
         })?;
-        family.watch(&received, acceptor)
+        children.watch(&received, acceptor)
     }
 }
 
@@ -250,8 +250,8 @@ impl Joining {
     }
 }
 
-struct Member {
-    child: Child,
+struct Process {
+    handle: Child,
     outcome: Option<ChildOutcome>,
     killed: Option<Killed>,
     lifeline: Option<(Arc<Channel>, u16)>,
@@ -259,29 +259,29 @@ struct Member {
 }
 
 /// The processes; dropping them ends them.
-struct Family {
+struct Children {
     settings: SupervisorSettings,
-    members: Vec<Member>,
-    /// Everyone has been told the addresses of all.
+    all: Vec<Process>,
+    /// Every process has been sent the addresses of all.
     introduced: bool,
     stopping: bool,
     first_failure: Option<Instant>,
 }
 
-impl Family {
+impl Children {
     fn new(settings: SupervisorSettings) -> Self {
-        let members = Vec::new();
-        Self { settings, members, introduced: false, stopping: false, first_failure: None }
+        let all = Vec::new();
+        Self { settings, all, introduced: false, stopping: false, first_failure: None }
     }
 
     fn start(&mut self, process: usize, mut command: Command) -> Result<(), ClusterError> {
-        let child = command.spawn().map_err(|source| ClusterError::StartProcess {
+        let handle = command.spawn().map_err(|source| ClusterError::StartProcess {
             process,
             program: command.get_program().to_string_lossy().into_owned(),
             source: Arc::new(source),
         })?;
         let (outcome, lifeline) = (None, None);
-        self.members.push(Member { child, outcome, killed: None, lifeline, heard: Instant::now() });
+        self.all.push(Process { handle, outcome, killed: None, lifeline, heard: Instant::now() });
         Ok(())
     }
 
@@ -312,7 +312,7 @@ impl Family {
                         open.take().into_iter().for_each(Acceptor::stop);
                     }
                 }
-                Ok(Event::Heard { process }) => self.members[process].heard = Instant::now(),
+                Ok(Event::Heard { process }) => self.all[process].heard = Instant::now(),
                 Ok(Event::Stop) => self.stop(),
                 Ok(Event::End) => self.kill(Killed::Asked, |_| true)?,
                 // Without a sender there are only the children to look at.
@@ -323,14 +323,14 @@ impl Family {
             let overslept = now - looked > self.settings.silence_deadline / 3;
             looked = now;
             self.reap(now)?;
-            let finished: Option<Vec<_>> = self.members.iter().map(|child| child.outcome).collect();
+            let finished: Option<Vec<_>> = self.all.iter().map(|child| child.outcome).collect();
             if let Some(children) = finished {
                 return Ok(SupervisorOutcome { children, stopped_early: self.stopped_early() });
             }
-            self.kill_the_silent(now, overslept)?;
+            self.kill_silent_processes(now, overslept)?;
             let incomplete = !self.introduced
                 && !self.stopping
-                && self.members.iter().any(|member| member.outcome.is_some());
+                && self.all.iter().any(|child| child.outcome.is_some());
             if self.first_failure.is_none()
                 && (incomplete || (!self.introduced && now >= join_deadline))
             {
@@ -354,77 +354,74 @@ impl Family {
 
     fn joined(&mut self, process: usize, lifeline: Arc<Channel>, port: u16) {
         let stopping = self.stopped_early();
-        let member = &mut self.members[process];
-        if member.lifeline.is_some() || self.first_failure.is_some() {
+        let child = &mut self.all[process];
+        if child.lifeline.is_some() || self.first_failure.is_some() {
             lifeline.shutdown(Shutdown::Both);
             return;
         }
-        member.lifeline = Some((lifeline, port));
+        child.lifeline = Some((lifeline, port));
         if stopping {
-            member.tell(&ToChild::Stop);
+            child.tell(&ToChild::Stop);
             return;
         }
-        let ports: Option<Vec<u16>> = self
-            .members
-            .iter()
-            .map(|child| child.lifeline.as_ref().map(|(_, port)| *port))
-            .collect();
+        let ports: Option<Vec<u16>> =
+            self.all.iter().map(|child| child.lifeline.as_ref().map(|(_, port)| *port)).collect();
         let Some(ports) = ports else { return };
         let addresses: Vec<String> =
             ports.into_iter().map(|port| format!("{}:{port}", Ipv4Addr::LOCALHOST)).collect();
         let beat = self.settings.silence_deadline / 5;
         let beat_milliseconds = u64::try_from(beat.as_millis()).unwrap_or(u64::MAX).max(1);
-        for member in &mut self.members {
+        for child in &mut self.all {
             let addresses = addresses.clone();
-            member.heard = Instant::now();
-            member.tell(&ToChild::Assignment { addresses, beat_milliseconds });
+            child.heard = Instant::now();
+            child.tell(&ToChild::Assignment { addresses, beat_milliseconds });
         }
         self.introduced = true;
     }
 
     fn stop(&mut self) {
         self.stopping = true;
-        self.members.iter().for_each(|member| member.tell(&ToChild::Stop));
+        self.all.iter().for_each(|child| child.tell(&ToChild::Stop));
     }
 
     fn reap(&mut self, now: Instant) -> Result<(), ClusterError> {
         let mut ended = Vec::new();
-        for (process, member) in self.members.iter_mut().enumerate() {
-            if member.outcome.is_some() {
+        for (process, child) in self.all.iter_mut().enumerate() {
+            if child.outcome.is_some() {
                 continue;
             }
-            let waited = member.child.try_wait();
+            let waited = child.handle.try_wait();
             if let Some(status) = waited.map_err(ClusterError::socket("wait for a process"))? {
-                member.outcome = Some(ChildOutcome { status, killed: member.killed });
+                child.outcome = Some(ChildOutcome { status, killed: child.killed });
                 ended.push((process, status));
             }
         }
         for (process, status) in ended.into_iter().filter(|(_, status)| !status.success()) {
             if !self.introduced && was_asked_to_stop(status) {
-                // It came before the process could heed it; so it was meant for all.
+                // The signal came before the process had a handler for it; it was meant for all processes.
                 self.stop();
                 continue;
             }
             self.first_failure.get_or_insert(now);
-            self.members.iter().for_each(|member| member.tell(&ToChild::Ended { process }));
+            self.all.iter().for_each(|child| child.tell(&ToChild::Ended { process }));
         }
         Ok(())
     }
 
-    fn kill_the_silent(&mut self, now: Instant, overslept: bool) -> Result<(), ClusterError> {
+    fn kill_silent_processes(&mut self, now: Instant, overslept: bool) -> Result<(), ClusterError> {
         if overslept {
-            self.members.iter_mut().for_each(|member| member.heard = now);
+            self.all.iter_mut().for_each(|child| child.heard = now);
         }
         let deadline = self.settings.silence_deadline;
         let introduced = self.introduced;
-        self.kill(Killed::Silent, |member| introduced && now - member.heard >= deadline)
+        self.kill(Killed::Silent, |child| introduced && now - child.heard >= deadline)
     }
 
-    fn kill(&mut self, why: Killed, which: impl Fn(&Member) -> bool) -> Result<(), ClusterError> {
-        for member in &mut self.members {
-            if member.outcome.is_none() && member.killed.is_none() && which(member) {
-                member.child.kill().map_err(ClusterError::socket("kill a process"))?;
-                member.killed = Some(why);
+    fn kill(&mut self, why: Killed, which: impl Fn(&Process) -> bool) -> Result<(), ClusterError> {
+        for child in &mut self.all {
+            if child.outcome.is_none() && child.killed.is_none() && which(child) {
+                child.handle.kill().map_err(ClusterError::socket("kill a process"))?;
+                child.killed = Some(why);
             }
         }
         Ok(())
@@ -432,28 +429,28 @@ impl Family {
 
     /// Closes every lifeline: the processes that are still waiting to be introduced give up.
     fn hang_up(&mut self) {
-        for member in &self.members {
-            if let Some((lifeline, _)) = &member.lifeline {
+        for child in &self.all {
+            if let Some((lifeline, _)) = &child.lifeline {
                 lifeline.shutdown(Shutdown::Both);
             }
         }
     }
 }
 
-impl Member {
+impl Process {
     fn tell(&self, message: &ToChild) {
         if let Some((lifeline, _)) = &self.lifeline {
-            // A child that cannot be told is one that has ended: we wait for it anyway.
+            // A failed write means that the child has ended, which `reap` notices.
             let _ = lifeline.send(message);
         }
     }
 }
 
-impl Drop for Family {
+impl Drop for Children {
     fn drop(&mut self) {
-        for member in self.members.iter_mut().filter(|member| member.outcome.is_none()) {
-            let _ = member.child.kill();
-            let _ = member.child.wait();
+        for child in self.all.iter_mut().filter(|child| child.outcome.is_none()) {
+            let _ = child.handle.kill();
+            let _ = child.handle.wait();
         }
         self.hang_up();
     }

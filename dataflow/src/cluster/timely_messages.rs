@@ -44,7 +44,7 @@ const BOUNDARY: Place = Place::Header { zeros: 0 };
 pub(super) struct Impossible(pub String);
 
 impl Messages {
-    /// Of process `peer`, for process `process`, where each process has `workers` workers.
+    /// Checks messages from process `peer` to process `process`, where each process has `workers` workers.
     pub(super) fn new(process: usize, peer: usize, workers: usize) -> Self {
         let of = |process: usize| (process * workers) as u64..((process + 1) * workers) as u64;
         Self { sources: of(peer), targets: of(process), place: BOUNDARY }
@@ -70,7 +70,7 @@ impl Messages {
             };
             rest = &rest[passed..];
         }
-        // Of bytes that are refused in part none is handed on.
+        // Bytes are handed on only if all of them are accepted.
         self.place = place;
         Ok(bytes.len() - rest.len())
     }

@@ -85,7 +85,7 @@ pub struct Connection<B: Backend> {
 }
 
 impl<B: Backend> Connection<B> {
-    /// By a communicator alone.
+    /// A connection that consists of a communicator alone.
     pub fn by(communicator: impl Communicator<B> + 'static) -> Self {
         Self { communicator: Box::new(communicator), lending: None }
     }
@@ -351,20 +351,20 @@ fn exchange(
     context: &mut WorkerContext<'_>,
     offer: Option<Offer>,
 ) -> std::result::Result<Vec<Option<Offer>>, Failure> {
-    type Told = (u64, u64, Option<Offer>);
+    type AddressedOffer = (u64, u64, Option<Offer>);
     let (from, workers) = (context.index() as u64, context.peers() as u64);
     let offers = Rc::new(RefCell::new(BTreeMap::new()));
-    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Told>>>::new();
+    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<AddressedOffer>>>::new();
     context.dataflow::<u64, _, _>(|scope| {
         let offers = Rc::clone(&offers);
-        let by_worker = Exchange::new(|(to, ..): &Told| *to);
+        let by_worker = Exchange::new(|(to, ..): &AddressedOffer| *to);
         input.to_stream(scope).unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
             by_worker,
             "Agree",
             |_, _| {
                 move |input, _output| {
                     input.for_each(|_time, told| {
-                        let offer = |(_, from, offer): Told| (from, offer);
+                        let offer = |(_, from, offer): AddressedOffer| (from, offer);
                         offers.borrow_mut().extend(told.drain(..).map(offer));
                     });
                 }

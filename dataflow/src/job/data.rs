@@ -235,7 +235,7 @@ pub(super) fn versions_of(mixture: &Mixture) -> Vec<ContentHash> {
     mixture.parts().iter().map(|part| part.data_set.fingerprint()).collect()
 }
 
-/// Whether a run that reads `current` by a model of `vocab_size` tokens may go on with `newest`.
+/// Checks that a run that reads `current`, with a model of `vocab_size` tokens, may continue with `newest`.
 ///
 /// # Errors
 /// The keys in which they differ.

@@ -8,24 +8,28 @@ use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 use timely::dataflow::operators::generic::source;
 
-use super::legs::{Decision, Legs};
+use super::data_versions::{DataVersions, Decision};
 use crate::cluster::progress;
 use crate::operators::wake;
 
-/// Tells every process the decisions of worker 0's [`Legs`], for as long as there may be more. To be called by every worker
+/// Tells every process the decisions of worker 0's [`DataVersions`], for as long as there may be more. To be called by every worker
 /// of `scope`; each process has `threads`.
 ///
 /// # Contract
 /// - Each decision reaches the first worker of each process, in order.
 /// - The dataflow ends when the samples of worker 0 do.
 /// - It never blocks: decisions are made on a thread, which wakes it.
-pub(super) fn share_decisions(scope: Scope<'_, u64>, legs: &Arc<Legs>, threads: usize) {
-    type Told = (u64, Decision);
+pub(super) fn share_decisions(
+    scope: Scope<'_, u64>,
+    data_versions: &Arc<DataVersions>,
+    threads: usize,
+) {
+    type AddressedDecision = (u64, Decision);
     let first_workers = (0..scope.peers()).step_by(threads.max(1)).map(|worker| worker as u64);
     let first_workers: Vec<u64> = first_workers.collect();
     let is_source = scope.index() == 0;
-    let decided = Arc::clone(legs);
-    let told = source::<_, CapacityContainerBuilder<Vec<Told>>, _, _>(
+    let decided = Arc::clone(data_versions);
+    let told = source::<_, CapacityContainerBuilder<Vec<AddressedDecision>>, _, _>(
         scope,
         "Decide",
         |capability, operator| {
@@ -49,15 +53,15 @@ pub(super) fn share_decisions(scope: Scope<'_, u64>, legs: &Arc<Legs>, threads: 
             }
         },
     );
-    let legs = Arc::clone(legs);
+    let data_versions = Arc::clone(data_versions);
     told.unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
-        Exchange::new(|(to, _): &Told| *to),
+        Exchange::new(|(to, _): &AddressedDecision| *to),
         "Decided",
         |_, _| {
             move |input, _output| {
                 input.for_each(|_time, told| {
                     progress::moved();
-                    told.drain(..).for_each(|(_, decision)| legs.decide(decision));
+                    told.drain(..).for_each(|(_, decision)| data_versions.decide(decision));
                 });
             }
         },

@@ -46,7 +46,7 @@ pub(super) fn furthest(
     }
     sender.close();
     context.run_until_done()?;
-    // Of several that have come as far the first process is named.
+    // Where several are equally far, the one of the first process is named.
     Ok(found.take().into_iter().max_by_key(|it| (it.step, std::cmp::Reverse(it.process))))
 }
 

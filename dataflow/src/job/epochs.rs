@@ -36,7 +36,8 @@ pub(super) fn next_end(epoch: Epoch, position: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// By definition: steps begin at multiples, and an end is the first such behind all samples of so many epochs.
+    /// The definition of ends: steps begin at multiples of their samples, and the end of an epoch is the first such position at or
+    /// behind all its samples.
     fn ends(epoch: Epoch, until: u64) -> Vec<u64> {
         let steps = (1..).map(|step| step * epoch.samples_per_step);
         let is_end = |&at: &u64| {

@@ -35,7 +35,7 @@ pub(crate) struct PlanMemory<'a> {
     pub positions: usize,
     /// Workers of all processes, or of those on this machine.
     pub workers: usize,
-    /// Those of these workers that are in this process.
+    /// The number of these workers that are in this process.
     pub workers_of_process: usize,
     /// The most of these workers that one device computes for.
     pub workers_per_device: usize,

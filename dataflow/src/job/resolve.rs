@@ -189,7 +189,7 @@ impl ResolvedRun {
             || self.saved_cursor.as_ref().is_some_and(has_moved)
     }
 
-    /// Whether the checkpoint that is gone on from, if there is one, is the one by which the data was opened.
+    /// Checks that the run resumes from the checkpoint by which the data was opened, if it resumes.
     ///
     /// # Errors
     /// Another, where that matters.

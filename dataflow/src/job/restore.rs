@@ -86,13 +86,13 @@ pub struct Restored {
 struct Announcement {
     start: StartPoint,
     /// Which files hold the state, for a process that sees them.
-    files: Option<Sight>,
+    files: Option<FilesIdentity>,
     stored: Stored,
 }
 
 /// How a process knows the files of a checkpoint.
 #[derive(Clone, Serialize, Deserialize)]
-struct Sight {
+struct FilesIdentity {
     token: String,
     fingerprint: String,
 }
@@ -122,7 +122,7 @@ struct Arriving {
     start: Option<StartPoint>,
     parameters: Arc<Vec<f32>>,
     states: Option<Vec<Arc<Vec<f32>>>>,
-    /// By part: which chunks came from worker 0.
+    /// For each part, whether each chunk has come from worker 0.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     received_bytes: u64,
     /// Workers that have their starting state.
@@ -161,7 +161,7 @@ impl ProcessState {
 /// How the state is cut, and this process's part.
 struct Cut {
     chunks: ChunkPlan,
-    /// By chunk: the process of the worker that owns it.
+    /// For each chunk the process of the worker that owns it.
     owners: Vec<usize>,
     process: usize,
     /// The places of parameters and of the optimizer's states.
@@ -318,7 +318,7 @@ pub fn distribute(
         };
         let files = stored.and_then(|stored| {
             let (token, fingerprint) = (stored.token.clone()?, stored.files.fingerprint());
-            Some(Sight { token, fingerprint })
+            Some(FilesIdentity { token, fingerprint })
         });
         let stored = stored.map_or(Stored::Parameters, |_| Stored::States);
         let announcement = Announcement { start: *start, files, stored };
@@ -333,7 +333,7 @@ pub fn distribute(
         context.step_while(|| announced.borrow().is_empty())?;
         let Announcement { start, files, stored } = announced.borrow_mut().pop().ok_or(NO_STATE)?;
         seen = files
-            .and_then(|sight| see(run_dir, &start, &sight, (layout, states)))
+            .and_then(|identity| find_files(run_dir, &start, &identity, (layout, states)))
             .map(|it| (start, it));
         if seen.is_none() {
             state.lock().start = Some(start);
@@ -440,19 +440,19 @@ impl Source {
 }
 
 /// The checkpoint that process 0 reads, where this process sees it in its own `run_dir`.
-fn see(
+fn find_files(
     run_dir: &Path,
     start: &StartPoint,
-    sight: &Sight,
+    identity: &FilesIdentity,
     (layout, states): (&Layout, &[StateSpec]),
 ) -> Option<StateFiles> {
     let location = Location::of_path(run_dir).ok()?;
     let folder = location.local()?;
-    if !RunFolder::is_held_under(folder, &sight.token) {
+    if !RunFolder::is_held_under(folder, &identity.token) {
         return None;
     }
     match StateFiles::open(&checkpoint_path(folder, start.step), layout, states) {
-        Ok(files) => (files.fingerprint() == sight.fingerprint).then_some(files),
+        Ok(files) => (files.fingerprint() == identity.fingerprint).then_some(files),
         Err(error) => {
             tracing::debug!("{error}, which process 0 sends");
             None

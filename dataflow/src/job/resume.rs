@@ -133,7 +133,7 @@ mod tests {
         now.cursor.stream.samples += 1;
         let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
         assert!(error.contains("data.samples is 100"), "{error}");
-        // Of another tokenizer's data set too.
+        // A data set with another tokenizer is refused too.
         saved.settings.insert("model.bos_token_id".to_owned(), 256.into());
         let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
         assert!(error.contains("data.samples is 100"), "{error}");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::legs::Legs;
+use super::data_versions::DataVersions;
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FileShare, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Failure};
@@ -41,7 +41,7 @@ impl LatestStep {
     /// Waits for `step`, or for the end of the run.
     fn wait(&self, step: u64, abort: &Abort) -> Result<(), Failure> {
         let _waiting = progress::during(Phase::WaitingForWorkers);
-        // Now and then the abort flag is looked at, for steps that will never come.
+        // The wait ends every `LOOK` to check the abort flag: after an abort the step never comes.
         const LOOK: Duration = Duration::from_millis(100);
         let mut latest = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         while *latest < step {
@@ -66,7 +66,7 @@ pub struct CheckpointParts {
     /// The state that all checkpoints of the run share, without their place in it.
     pub template: TrainerState,
     /// Which version of the data is where.
-    pub legs: Arc<Legs>,
+    pub data_versions: Arc<DataVersions>,
     /// The training plan, which has the number of samples of a step.
     pub plan: Arc<TrainingPlan>,
     /// The evaluation plan, which says after which updates an evaluation is due.
@@ -75,7 +75,7 @@ pub struct CheckpointParts {
     pub written: Written,
     /// Ends the run.
     pub abort: Abort,
-    /// Is told of each complete checkpoint.
+    /// Called with each complete checkpoint.
     pub on_commit: OnCommit,
 }
 
@@ -118,11 +118,12 @@ impl StateSink for RunCheckpoints {
     }
 
     fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let CheckpointParts { files, share, folder, template, legs, plan, .. } = &self.parts;
+        let CheckpointParts { files, share, folder, template, data_versions, plan, .. } =
+            &self.parts;
         let mut state = template.clone();
         state.step = report.step;
         state.tokens = report.total_tokens;
-        state.set_cursor(legs.cursor(report.step * plan.batch.samples_per_step() as u64));
+        state.set_cursor(data_versions.cursor(report.step * plan.batch.samples_per_step() as u64));
         folder.check().map_err(not_written)?;
         let writer = CheckpointWriter::begin_share(files.clone(), folder.path(), state, *share);
         let writer = writer.map_err(|error| self.failed(error))?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
-use super::legs::{Legs, Place};
+use super::data_versions::{DataVersions, Place};
 use super::memory::{FittingDevices, PlanMemory};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
@@ -61,7 +61,7 @@ impl StopRequest {
     }
 }
 
-/// An event of a run; told on worker 0 only.
+/// An event of a run; reported on worker 0 only.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum TrainEvent {
@@ -72,7 +72,7 @@ pub enum TrainEvent {
     },
     /// The workers have their state.
     Started {
-        /// Updates done: 0, or the updates of the checkpoint that is gone on with.
+        /// Updates done: 0, or those of the checkpoint that the run resumes from.
         step: u64,
         /// Updates of the whole run.
         steps: u64,
@@ -121,7 +121,7 @@ pub enum TrainEvent {
     },
 }
 
-/// Is told of events, on threads of the run; must not block: an observer that does for `run.step_deadline_seconds` ends the run.
+/// Called with each event, on threads of the run. It must not block: a call that takes `run.step_deadline_seconds` ends the run.
 pub type Observer = Arc<dyn Fn(&TrainEvent) + Send + Sync>;
 
 /// How a run is run; none of it is numerics.
@@ -130,7 +130,7 @@ pub struct TrainOptions {
     pub cluster: ClusterSettings,
     /// Ends the run early.
     pub stop: StopRequest,
-    /// Is told of events.
+    /// Called with each event.
     pub observer: Observer,
     /// The trace of this process's threads, if there is one.
     pub trace: Option<Trace>,
@@ -198,7 +198,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
 struct Train {
     run: ResolvedRun,
     options: TrainOptions,
-    /// Is told how many devices like these the run would fit on.
+    /// Called with the number of devices like these that the run would fit on.
     fitting: FittingDevices,
 }
 
@@ -245,7 +245,7 @@ impl WithBackend for Train {
             processes: cluster.processes(),
             workers: cluster.threads,
         };
-        let legs = Legs::new(&run, settings, place, &abort, &observer)?;
+        let data_versions = DataVersions::new(&run, settings, place, &abort, &observer)?;
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
@@ -254,8 +254,16 @@ impl WithBackend for Train {
         let sharding = run.batch.sharding();
         let communicators = Communicators::new(&backends, &cluster, schedule, sharding, library)?;
         let model = Arc::new(run.model.build()?);
-        let shared =
-            Shared { run, model, devices, communicators, legs, evaluation_data, stop, observer };
+        let shared = Shared {
+            run,
+            model,
+            devices,
+            communicators,
+            data_versions,
+            evaluation_data,
+            stop,
+            observer,
+        };
         let cluster = shared.stop.connect(cluster, abort)?;
         let summaries = cluster.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())

@@ -10,11 +10,10 @@ use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
+use super::data_versions::DataVersions;
 use super::decisions::share_decisions;
 use super::elsewhere;
 use super::journal::{DeviceBytes, Evaluations, Journal, Workers};
-use super::leg_samples::LegSamples;
-use super::legs::Legs;
 use super::open_run::{OpenedRun, write_down};
 use super::questions::EvaluationSource;
 use super::resolve::ResolvedRun;
@@ -24,6 +23,7 @@ use super::shared_folder;
 use super::source::{DecodedSamples, origin};
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
+use super::versioned_samples::VersionedSamples;
 use crate::checkpoint::{CheckpointFiles, FilePlan, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
@@ -41,7 +41,7 @@ pub(super) struct Shared<B: Backend> {
     pub model: Arc<LanguageModel<B>>,
     pub devices: Devices<B>,
     pub communicators: Communicators<B>,
-    pub legs: Arc<Legs>,
+    pub data_versions: Arc<DataVersions>,
     pub evaluation_data: Option<Decoder>,
     pub stop: StopRequest,
     pub observer: Observer,
@@ -66,8 +66,8 @@ impl<B: Backend> Shared<B> {
             checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
             document_end: run.document_end,
             sample_names: {
-                let legs = Arc::clone(&self.legs);
-                SampleNames::new(move |position| legs.name(position))
+                let data_versions = Arc::clone(&self.data_versions);
+                SampleNames::new(move |position| data_versions.name(position))
             },
             evaluation_names: run
                 .evaluation
@@ -156,7 +156,7 @@ pub(super) fn run_worker<B: Backend>(
         0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
         _ => None,
     };
-    // Before others have their state, and so before they take memory.
+    // Measured before the other workers have their state, which takes device memory.
     let device_bytes = opened.as_ref().and_then(|_| device_bytes(devices.first()));
     let (opened, origin) = match opened {
         Some(OpenedRun { folder, origin, device_changes }) => {
@@ -211,7 +211,7 @@ pub(super) fn run_worker<B: Backend>(
                 writers,
                 folder: Arc::clone(folder),
                 template: shared.template(&start),
-                legs: Arc::clone(&shared.legs),
+                data_versions: Arc::clone(&shared.data_versions),
                 plan: Arc::clone(&plan),
                 evaluation: evaluation.map(|(plan, _)| plan),
                 written: journal.written(),
@@ -248,14 +248,14 @@ pub(super) fn run_worker<B: Backend>(
     let (report_journal, last_report) = (Arc::clone(&journal), Arc::clone(&last));
     let communication_journal = Arc::clone(&journal);
     let evaluation_journal = Arc::clone(&journal);
-    if context.processes() > 1 && shared.legs.may_move() {
+    if context.processes() > 1 && shared.data_versions.may_move() {
         let threads = devices.workers().len();
-        context.dataflow(|scope| share_decisions(scope, &shared.legs, threads));
+        context.dataflow(|scope| share_decisions(scope, &shared.data_versions, threads));
     }
     context.dataflow::<u64, _, _>(|scope| {
         let evaluation =
             evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data, &plan)));
-        let samples = LegSamples::new(&shared.legs, scope.index());
+        let samples = VersionedSamples::new(&shared.data_versions, scope.index());
         let streams = training.build(scope, samples, evaluation);
         streams.reports.inspect(move |report| {
             *lock(&last_report) = Some(*report);

@@ -2,7 +2,7 @@
 //! [train](TrainingPlan::trainers) are: worker 0 is the first of them.
 //!
 //! Worker 0 writes all of it, or shares the work with other workers: it begins a checkpoint, tells them, and completes it once
-//! each of them has told that its part is done.
+//! each of them has reported that its part is done.
 
 mod sink;
 mod writers;
@@ -26,8 +26,8 @@ pub use self::writers::StateWriters;
 
 use self::sink::{WriterJob, WriterReply};
 
-use super::companion::Companion;
 use super::error::GraphError;
+use super::job_thread::JobThread;
 use super::keep_first;
 use super::optimize::StepReport;
 use super::owned::OptimizerThread;
@@ -106,27 +106,27 @@ pub trait Checkpoint<'scope> {
 
 /// A message between writers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Word {
+enum WriterMessage {
     /// Worker 0 has begun: others may.
     Begun,
     /// Another writer has finished.
     Finished(WrittenFiles),
 }
 
-/// A word for a writer.
+/// A message for a writer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Told {
+struct Addressed {
     to: usize,
     /// The timestamp of the cut.
     time: u64,
-    word: Word,
+    message: WriterMessage,
 }
 
 /// The capabilities of a cut.
 struct Held {
     done: Capability<u64>,
     credits: Capability<u64>,
-    words: Capability<u64>,
+    messages: Capability<u64>,
 }
 
 /// How far a cut is.
@@ -151,7 +151,7 @@ struct Cut {
     stage: Stage,
     /// Chunks that arrived and were not handed to the writer yet.
     waiting: Vec<Chunk>,
-    /// By part: which chunks of it were handed over.
+    /// For each part, whether each of its chunks was handed over.
     arrived: BTreeMap<StatePart, Vec<bool>>,
     handed: usize,
     written: usize,
@@ -164,7 +164,7 @@ impl Cut {
         self.held.get_or_insert_with(|| Held {
             done: time.retain(0),
             credits: time.retain(1),
-            words: time.retain(2),
+            messages: time.retain(2),
         });
     }
 
@@ -222,14 +222,14 @@ struct State {
     others: Vec<usize>,
     /// Chunks that this worker writes of a checkpoint.
     expected: usize,
-    writer: Companion<WriterJob, WriterReply>,
-    /// By step; the first is the one that is written.
+    writer: JobThread<WriterJob, WriterReply>,
+    /// Keyed by timestamp; the first is being written.
     cuts: BTreeMap<u64, Cut>,
 }
 
 impl State {
     fn new(
-        writer: Companion<WriterJob, WriterReply>,
+        writer: JobThread<WriterJob, WriterReply>,
         plan: &Arc<TrainingPlan>,
         worker: usize,
         arenas: Arc<StateArenas>,
@@ -242,15 +242,15 @@ impl State {
     }
 
     /// Takes another writer's message.
-    fn hear(&mut self, Told { time, word, .. }: Told) -> Result<(), Failure> {
+    fn hear(&mut self, Addressed { time, message, .. }: Addressed) -> Result<(), Failure> {
         let cut = self.cuts.entry(time).or_default();
-        match (word, cut.stage) {
-            (Word::Begun, Stage::Waiting) if self.worker > 0 => cut.stage = Stage::Allowed,
-            (Word::Finished(written), _) if cut.finished.len() < self.others.len() => {
+        match (message, cut.stage) {
+            (WriterMessage::Begun, Stage::Waiting) if self.worker > 0 => cut.stage = Stage::Allowed,
+            (WriterMessage::Finished(written), _) if cut.finished.len() < self.others.len() => {
                 cut.finished.push(written);
             }
-            (word, _) => {
-                let what = format!("{word:?} of a checkpoint");
+            (message, _) => {
+                let what = format!("{message:?} of a checkpoint");
                 return Err(GraphError::Unplanned { step: time + 1, what }.into());
             }
         }
@@ -269,17 +269,17 @@ impl State {
         let is_written = entry.get().written == self.expected;
         let cut = entry.get_mut();
         let held = cut.held.as_ref().ok_or(UNASKED)?;
-        let tell = |to: usize, word| Emitted::Word(Told { to, time, word });
+        let tell = |to: usize, message| Emitted::Message(Addressed { to, time, message });
         match reply {
             WriterReply::Begun => {
-                self.others.iter().for_each(|&other| emit(held, tell(other, Word::Begun)));
+                self.others.iter().for_each(|&other| emit(held, tell(other, WriterMessage::Begun)));
             }
             WriterReply::Written(credits) => {
                 emit(held, Emitted::Credits(credits));
                 cut.written += 1;
             }
             WriterReply::Finished(written) if is_written => {
-                emit(held, tell(0, Word::Finished(written)));
+                emit(held, tell(0, WriterMessage::Finished(written)));
                 entry.remove();
             }
             WriterReply::Committed if is_written => {
@@ -330,7 +330,7 @@ impl State {
 enum Emitted {
     Done(CheckpointDone),
     Credits(Vec<Credit>),
-    Word(Told),
+    Message(Addressed),
 }
 
 impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
@@ -342,26 +342,27 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         plan: &Arc<TrainingPlan>,
     ) -> CheckpointStreams<'scope> {
         let scope = self.scope();
-        let (word_loop, all_words) = scope.feedback::<Vec<Told>>(1);
+        let (message_loop, all_messages) = scope.feedback::<Vec<Addressed>>(1);
         let mut builder = OperatorBuilder::new("Checkpoint".to_owned(), scope);
         let (done_output, done) = builder.new_output::<Vec<CheckpointDone>>();
         let (credits_output, state_credits) = builder.new_output::<Vec<Credit>>();
-        let (words_output, words) = builder.new_output::<Vec<Told>>();
+        let (messages_output, messages) = builder.new_output::<Vec<Addressed>>();
         let mut done_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(done_output);
         let mut credits_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
-        let mut words_output =
-            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(words_output);
+        let mut messages_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(messages_output);
         let writers = sink.as_ref().map(|sink| sink.writers()).unwrap_or_default();
         let place = thread.place().clone();
         let (rank, by_rank) = (place.rank(), place.clone());
-        let to_writer = Exchange::new(move |told: &Told| by_rank.worker(told.to) as u64);
+        let to_writer =
+            Exchange::new(move |addressed: &Addressed| by_rank.worker(addressed.to) as u64);
         let no_path: [(usize, Antichain<u64>); 0] = [];
         let mut chunks = builder.new_input(self, writers.pact(place));
         let route = writers.clone();
         let mut reports = builder.new_input(reports, Pipeline);
-        let mut all_words = builder.new_input_connection(all_words, to_writer, no_path);
+        let mut all_messages = builder.new_input_connection(all_messages, to_writer, no_path);
         for input in 0..3 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
@@ -373,7 +374,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
             (Some(sink), Some(worker)) if worker == 0 || writers.others().contains(&worker) => {
                 let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
-                match Companion::start(&abort, name, phase, wake, body) {
+                match JobThread::start(&abort, name, phase, wake, body) {
                     Ok(writer) => state = Some(State::new(writer, plan, worker, arenas, writers)),
                     Err(error) => abort.fail(actor.clone(), error),
                 }
@@ -404,20 +405,20 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                         cut.waiting.push(std::mem::take(chunk));
                     });
                     let mut heard = Ok(());
-                    all_words.for_each(|_time, words| {
-                        words.drain(..).for_each(|told| keep_first(&mut heard, state.hear(told)));
+                    all_messages.for_each(|_time, messages| {
+                        messages.drain(..).for_each(|it| keep_first(&mut heard, state.hear(it)));
                     });
                     heard?;
                     let mut done_output = done_output.activate();
                     let mut credits_output = credits_output.activate();
-                    let mut words_output = words_output.activate();
+                    let mut messages_output = messages_output.activate();
                     let mut emit = |held: &Held, emitted| match emitted {
                         Emitted::Done(done) => done_output.session(&held.done).give(done),
                         Emitted::Credits(credits) => {
                             let mut session = credits_output.session(&held.credits);
                             session.give_iterator(credits.into_iter());
                         }
-                        Emitted::Word(told) => words_output.session(&held.words).give(told),
+                        Emitted::Message(it) => messages_output.session(&held.messages).give(it),
                     };
                     while let Some(reply) = state.writer.poll() {
                         state.answered(reply, &mut emit)?;
@@ -439,11 +440,11 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                             );
                         }
                     });
-                    all_words.for_each(|_time, _words| ());
+                    all_messages.for_each(|_time, _messages| ());
                 }
             }
         });
-        words.connect_loop(word_loop);
+        messages.connect_loop(message_loop);
         CheckpointStreams { done, state_credits }
     }
 }
@@ -483,7 +484,7 @@ mod tests {
             }
         }
         assert_eq!(cut.handed, 6);
-        // Of two workers the second writes the states.
+        // The second of two workers writes the states.
         let writers = StateWriters::new(vec![vec![0, 0], vec![2, 2], vec![2, 2]]);
         let routed = |worker, part| {
             let (mut cut, chunk) = (Cut::default(), state(part, 1, 5));

@@ -33,9 +33,9 @@ use timely::progress::operate::FrontierInterest;
 use self::counting::Counting;
 use self::device::{DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
-use super::companion::Companion;
 use super::error::GraphError;
 use super::evaluate::EvaluationGrains;
+use super::job_thread::JobThread;
 use super::keep_first;
 use super::lending::Borrower;
 use super::optimize::StepReport;
@@ -56,7 +56,7 @@ pub struct LaneLoss {
     pub loss_sum: f64,
     /// The number of counted tokens.
     pub tokens: u64,
-    /// Whether this worker was asked to stop: the step is then everybody's last.
+    /// Whether this worker was asked to stop: the step is then the last of all workers.
     pub stop_requested: bool,
     /// The first grain whose loss is not finite.
     pub first_not_finite: Option<u32>,
@@ -186,7 +186,7 @@ struct Held {
 /// Everything between the operator's ports.
 struct State<S> {
     schedule: DeviceSchedule<S>,
-    device: Companion<Computation<S>, DeviceReply>,
+    device: JobThread<Computation<S>, DeviceReply>,
     /// Counts the lanes' tokens: of several workers.
     counting: Option<Counting<S>>,
     steps: BTreeMap<u64, Held>,
@@ -385,7 +385,7 @@ impl<S: Sample> State<S> {
         let (name, borrower) = (format!("device-{worker}"), compute.borrower);
         let counting = (ranks > 1).then(|| Counting::new(&parts.model, plan));
         let device =
-            Companion::start(abort, name, Phase::ForwardBackward, wake, move |jobs, replies| {
+            JobThread::start(abort, name, Phase::ForwardBackward, wake, move |jobs, replies| {
                 device::run(&parts, borrower, jobs, replies)
             })?;
         Ok(Self {

@@ -19,7 +19,7 @@ use tidemill_collective::communicator::{Abort, Communicator, Holders, Post};
 use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
-use super::companion::{OperatorGone, Stopped};
+use super::job_thread::{OperatorGone, Stopped};
 use super::span::GatheredBlocks;
 use crate::cluster::progress::{self, Phase};
 
@@ -101,7 +101,7 @@ pub(crate) fn circle<B: Backend>(members: usize) -> Vec<Lending<B>> {
     ends.map(end).collect()
 }
 
-/// The ends of a worker whose parameters are all there, with its end of the `communicator` between workers.
+/// The ends of a worker that has all parameters in its own memory, with its end of the `communicator` between workers.
 pub fn lending<B: Backend>(
     communicator: Option<Box<dyn Communicator<B>>>,
 ) -> (Borrower<B>, Lender<B>) {

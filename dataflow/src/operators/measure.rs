@@ -15,7 +15,7 @@ pub struct Communication {
     pub bytes_from_memory: u64,
     /// Bytes that came to it from other processes.
     pub bytes_from_processes: u64,
-    /// Of these, bytes that came through the host's memory from processes of other hosts; a line of metrics does not have them.
+    /// The part of these bytes that came through host memory from processes of other hosts; left out of lines of metrics.
     #[serde(skip)]
     pub bytes_from_hosts: u64,
     /// Time that it took, by the device's clock. For each sum: from the moment when the sums of the workers that it reads were ready

@@ -22,9 +22,9 @@ use timely::progress::operate::FrontierInterest;
 pub use self::rule::{LearningRate, ScheduledRule, UpdatePace};
 
 use self::schedule::OptimizerSchedule;
-use super::companion::Companion;
 use super::error::GraphError;
 use super::forward_backward::{LaneLoss, LaneTokens};
+use super::job_thread::JobThread;
 use super::keep_first;
 use super::owned::{OptimizerThread, StateJob, UpdateReply};
 use super::plan::TrainingPlan;
@@ -169,7 +169,7 @@ impl Held {
 
 struct State {
     schedule: OptimizerSchedule,
-    thread: Companion<StateJob, UpdateReply>,
+    thread: JobThread<StateJob, UpdateReply>,
     steps: BTreeMap<u64, Held>,
 }
 

@@ -32,8 +32,8 @@ use timely::scheduling::SyncActivator;
 
 pub(super) use self::staging::Staging;
 use self::state::OwnedState;
-use super::companion::{Companion, Replies, SharedCompanion};
 use super::error::GraphError;
+use super::job_thread::{JobThread, Replies, SharedJobThread};
 use super::lending::Lender;
 use super::measure::CommunicationReport;
 use super::optimize::ScheduledRule;
@@ -135,7 +135,7 @@ pub(super) enum SnapshotReply {
 /// The optimizer thread of a worker, as its operators know it.
 pub struct OptimizerThread {
     /// None where the worker does not train, or where it could not be started, which has ended the run.
-    thread: Option<SharedCompanion<StateJob>>,
+    thread: Option<SharedJobThread<StateJob>>,
     abort: Abort,
     place: Place,
     staging: Staging,
@@ -187,7 +187,7 @@ impl OptimizerThread {
         let rounds = plan.batch.lane_schedule(ranks)?.rounds() as u32;
         let (plan, layout, of_thread) = (Arc::clone(plan), layout.clone(), Arc::clone(&arenas));
         let name = format!("optimizer-{worker}");
-        let thread = SharedCompanion::start(abort, name, Phase::Updating, move |jobs| {
+        let thread = SharedJobThread::start(abort, name, Phase::Updating, move |jobs| {
             let parts = Optimizer { backend, layout: &layout, state, lender, rule };
             OwnedState::serve((parts, &of_thread), plan, staging, (rank, ranks), jobs)
         })?;
@@ -214,7 +214,7 @@ impl OptimizerThread {
         &self,
         wake: SyncActivator,
         answer: impl FnOnce(Replies<Reply>) -> StateJob,
-    ) -> Option<Companion<StateJob, Reply>> {
+    ) -> Option<JobThread<StateJob, Reply>> {
         self.thread.as_ref().map(|thread| thread.end(wake, answer))
     }
 
@@ -264,7 +264,7 @@ impl OptimizerThread {
         let mut thread = self.end(wake, answer);
         builder.build(move |capabilities| {
             drop(capabilities);
-            // By step: how many of its records are not answered.
+            // For each step its capability, and the number of records without an answer.
             let mut steps: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
             move |_frontiers| {
                 records.for_each(|time, records| {
@@ -277,7 +277,7 @@ impl OptimizerThread {
                     records.drain(..).for_each(|record| thread.send(job(record)));
                 });
                 let mut output = output.activate();
-                while let Some(reply) = thread.as_mut().and_then(Companion::poll) {
+                while let Some(reply) = thread.as_mut().and_then(JobThread::poll) {
                     let step = reply.step();
                     let Some((held, left)) = steps.get_mut(&step) else { continue };
                     output.session(&*held).give(reply);

@@ -14,8 +14,8 @@ use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
-use super::companion::Companion;
 use super::error::GraphError;
+use super::job_thread::JobThread;
 use super::keep_first;
 use super::optimize::StepReport;
 use super::owned::{OptimizerThread, SnapshotReply, Staging, StateJob};
@@ -92,7 +92,7 @@ struct SnapshotSchedule {
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
     window: CreditWindow,
-    /// By step that is cut: how many of its buckets are not updated.
+    /// For each step that is cut, the number of buckets that are not updated.
     cuts: BTreeMap<u64, usize>,
     /// The cut whose state is updated and not staged, which waits for the snapshots of the last.
     stage_due: Option<u64>,
@@ -231,8 +231,8 @@ struct Held {
 
 struct State {
     schedule: SnapshotSchedule,
-    thread: Companion<StateJob, SnapshotReply>,
-    /// By step; snapshots are of the first step with missing parts.
+    thread: JobThread<StateJob, SnapshotReply>,
+    /// Keyed by step; snapshots are taken of the first step that lacks parts.
     cuts: BTreeMap<u64, Held>,
 }
 

@@ -19,7 +19,7 @@ type FromRows<S> = Box<dyn FnMut(&RowBatch) -> Result<Vec<S>, Failure>>;
 pub struct TableSamples<S> {
     requests: Requests<RowBatch>,
     from_rows: FromRows<S>,
-    /// Of rows that came, with their positions.
+    /// Samples of the rows that have come, with their positions.
     ready: VecDeque<(u64, S)>,
 }
 

@@ -295,7 +295,7 @@ impl<B: Backend, M> Started<B, M> {
         Self {
             thread: OptimizerThread::start(None::<Optimizer<'_, B>>, plan, abort, scope),
             compute: None,
-            // Of no update.
+            // This worker makes no updates.
             pace: UpdatePace { clip_norm: None, learning_rate: Arc::new(|_| 0.0) },
             checkpoints: None,
             courier: None,

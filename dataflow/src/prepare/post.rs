@@ -49,11 +49,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     outgoing: Vec<Parcel>,
-    /// By process: bytes that were sent to it and not taken there.
+    /// For each process the bytes that were sent to it and not taken there.
     in_flight: Vec<u64>,
-    /// By process: the bytes of its next message that have arrived.
+    /// For each process the bytes of its next message that have arrived.
     arriving: Vec<Vec<u8>>,
-    /// By process: messages that were not taken yet.
+    /// For each process its messages that were not taken yet.
     inbox: Vec<VecDeque<Vec<u8>>>,
     /// This process sends nothing more.
     is_closed: bool,

@@ -112,7 +112,7 @@ fn the_error_of_one_ends_all_that_wait() {
         }
         let waited = match peers.process() {
             0 => peers.receive(&[1], LONG).map(|_| ()),
-            // Of no process a message comes, but the end does.
+            // No process sends a message; the wait ends with the run.
             3 => peers.receive(&[], LONG).map(|_| ()),
             _ => loop {
                 if let Err(parted) = peers.send(1, vec![0; 1 << 20], LONG) {

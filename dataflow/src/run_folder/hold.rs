@@ -196,7 +196,7 @@ mod tests {
         first.check().unwrap();
         std::fs::rename(&run, &moved).unwrap();
         gone(&first);
-        // Another run under the old name has a folder of its own, and the first still has the other name.
+        // Another run can take the old name, while the first still holds the folder that was moved.
         let second = take(&run).unwrap();
         second.check().unwrap();
         gone(&first);

@@ -103,14 +103,14 @@ fn member() -> ! {
 }
 
 /// A started process; killed when dropped.
-pub struct Member {
+pub struct TestProcess {
     child: Child,
     pub stdin: ChildStdin,
     lines: Receiver<String>,
     stderr: Option<ChildStderr>,
 }
 
-impl Member {
+impl TestProcess {
     pub fn start(role: &str) -> Self {
         Self::of(command(role))
     }
@@ -162,7 +162,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -170,8 +170,8 @@ impl Drop for Member {
 }
 
 /// Starts a cluster and waits until its workers are at work.
-fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Vec<Member> {
-    let mut members: Vec<Member> = (0..processes).map(|_| Member::start(role)).collect();
+fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Vec<TestProcess> {
+    let mut members: Vec<TestProcess> = (0..processes).map(|_| TestProcess::start(role)).collect();
     let addresses: Vec<String> = members.iter().map(|member| member.line("port ")).collect();
     for (process, member) in members.iter_mut().enumerate() {
         member.begin(process, threads, deadline, &addresses);
@@ -221,7 +221,7 @@ fn a_stopped_process_is_noticed_at_the_deadline() {
     assert_eq!(code, Some(75));
 }
 
-/// All processes of a terminal are stopped and continued together: nobody is to blame.
+/// A terminal stops and continues all processes together: none of them is reported as silent.
 #[test]
 fn a_cluster_survives_being_stopped_as_a_whole() {
     let members = start("ring", 2, 1, Duration::from_millis(500));

@@ -14,7 +14,7 @@ pub struct Flip {
     pub bit: u8,
 }
 
-/// What has passed.
+/// The bytes that have passed.
 #[derive(Default)]
 pub struct Passed {
     /// Bytes of each connection: from its caller, and towards it.

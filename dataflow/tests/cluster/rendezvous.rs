@@ -46,7 +46,7 @@ fn different_numbers_of_workers_and_missing_keys_are_named() {
     }
 }
 
-/// What crosses the network together goes by the addresses, and each process has its own list.
+/// Addresses decide which processes cross the network together, and each process has a list of its own.
 #[test]
 fn processes_of_one_host_for_some_and_of_two_for_others_are_an_error() {
     let mut unequal = settings(2, 1);
@@ -63,7 +63,7 @@ fn processes_of_one_host_for_some_and_of_two_for_others_are_an_error() {
 #[test]
 fn missing_peers_are_named_at_the_deadline() {
     let mut all = settings(3, 1);
-    // Nobody listens for process 0: its listener is closed. Process 2's is open but unattended.
+    // The listener of process 0 is closed. That of process 2 is open, but accepts no connection.
     drop(all.remove(0));
     let mut lonely = all.remove(0);
     lonely.connect_deadline = Duration::from_millis(400);
@@ -236,7 +236,7 @@ fn different_peer_deadlines_do_not_end_a_healthy_run() {
     }
 }
 
-/// Without it, whoever starts a little later would look for us until its own deadline.
+/// Otherwise a process that starts a little later would try to connect until its own deadline.
 #[test]
 fn a_process_that_fails_early_still_tells_those_that_come() {
     let mut all = settings(2, 1).into_iter();

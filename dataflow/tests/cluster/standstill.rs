@@ -14,7 +14,7 @@ use tidemill::cluster::{
 };
 use timely::dataflow::operators::{Inspect, ToStream};
 
-use crate::processes::Member;
+use crate::processes::TestProcess;
 use crate::ring::{ring, settings, soon, with_abort};
 
 const DEADLINE: Duration = Duration::from_millis(600);
@@ -33,7 +33,7 @@ fn waits(context: &mut WorkerContext<'_>) -> Result<(), Failure> {
 
 #[test]
 fn a_peer_that_has_joined_and_only_breathes_is_named() {
-    let mut breather = Member::start("breathes");
+    let mut breather = TestProcess::start("breathes");
     let mut own = settings(2, 1).remove(0);
     own.addresses[1] = breather.line("port ");
     let peer = own.addresses[1].clone();

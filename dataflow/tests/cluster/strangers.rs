@@ -11,12 +11,12 @@ use timely::dataflow::operators::vec::Map;
 use timely::dataflow::operators::{Exchange, ToStream};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::processes::{Member, limited};
+use crate::processes::{TestProcess, limited};
 use crate::proxy::Proxy;
 use crate::ring::{SOON, cluster, settings, soon};
 use crate::threads::exchange_sums;
 
-/// What the first message of a handshake takes.
+/// The size of the first message of a handshake.
 const HANDSHAKE_BYTES: usize = 48;
 
 /// Settings of two processes that know one secret.
@@ -39,7 +39,7 @@ fn complete_though(secret: &Secret, disturb: impl FnOnce(&str)) {
     assert_eq!(first.iter().chain(&second).sum::<u64>(), 999 * 1000 / 2);
 }
 
-/// What a caller hears until it is hung up on.
+/// The bytes that a caller receives until the connection is closed.
 fn answer(address: &str, words: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
@@ -51,7 +51,7 @@ fn answer(address: &str, words: &[u8]) -> Vec<u8> {
     heard
 }
 
-/// What process 1 says to process 0: on its control connection, and on its data connection.
+/// The bytes that process 1 sends to process 0: on the control connection, and on the data connection.
 fn recorded(secret: &Secret) -> [Vec<u8>; 2] {
     let mut all = secret_settings(secret);
     let proxy = Proxy::before(&all[0].addresses[0], None);
@@ -92,7 +92,7 @@ fn strangers_are_not_answered_and_end_nothing() {
 }
 
 /// A listener on the network can repeat what a process said. It thereby proves that the secret was known once, and
-/// gets one message of a handshake that it cannot go on with.
+/// gets one message of a handshake that it cannot continue.
 #[test]
 fn a_recorded_greeting_takes_no_place() {
     let secret = Secret::generate().unwrap();
@@ -129,7 +129,7 @@ fn mutated_greetings_open_nothing() {
                     _ => words.truncate(at + 1),
                 }
             }
-            // What is left of the first message decides.
+            // The answer depends on whether the first message is intact.
             let whole = recorded.iter().any(|each| words.starts_with(&each[..HANDSHAKE_BYTES]));
             let heard = answer(address, &words).len();
             assert_eq!(heard, if whole { HANDSHAKE_BYTES } else { 0 }, "seed {SEED}, case {case}");
@@ -142,7 +142,7 @@ fn mutated_greetings_open_nothing() {
 fn idle_strangers_keep_no_process_out() {
     for (descriptors, idle) in [(40, 100), (1024, 200)] {
         let mut members =
-            [descriptors, 1024].map(|descriptors| Member::of(limited("ring", descriptors)));
+            [descriptors, 1024].map(|descriptors| TestProcess::of(limited("ring", descriptors)));
         let addresses = [0, 1].map(|index| members[index].line("port "));
         members[0].begin(0, 1, Duration::from_secs(30), &addresses);
         let strangers: Vec<TcpStream> = (0..idle)

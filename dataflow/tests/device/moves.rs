@@ -99,7 +99,7 @@ impl Moves {
         train(run, TrainOptions { cluster, stop, observer, trace: None })
     }
 
-    /// What was told since this was asked last: losses by step, and how the kind of device changed.
+    /// The events since the last call: losses by step, and changes of the kind of device.
     fn told(&self) -> (BTreeMap<u64, f64>, Vec<String>) {
         let losses = std::mem::take(&mut *self.losses.lock().unwrap());
         (losses, std::mem::take(&mut *self.changes.lock().unwrap()))
@@ -129,7 +129,7 @@ pub fn a_run_may_move_and_move_back_at_a_checkpoint(other: &Other) {
     }
 }
 
-/// By both, before anything is written.
+/// Both processes refuse, before anything is written.
 pub fn peers_on_another_kind_of_device_are_refused(other: &Other) {
     let moves = Moves::new();
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());

@@ -26,7 +26,7 @@ type GrainGradients = (GrainLoss, [Vec<f32>; 4]);
 /// eight decades. The table is used by two blocks: it is tied.
 pub struct Bigram {
     layout: Layout,
-    /// What a sample that begins with [`STUCK_TOKEN`] waits for.
+    /// Called for a sample that begins with [`STUCK_TOKEN`].
     pub stuck: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 

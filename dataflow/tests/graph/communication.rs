@@ -10,11 +10,11 @@ use tidemill::parallel::Sharding;
 use crate::harness::Run;
 use crate::{bigram, same};
 
-/// By worker and step; every worker tells every step once.
-fn told(run: &Run) -> BTreeMap<(usize, u64), Communication> {
-    let run = Run { told: Default::default(), ..run.clone() };
+/// The measured communication by worker and step; every worker reports every step once.
+fn communication_of(run: &Run) -> BTreeMap<(usize, u64), Communication> {
+    let run = Run { communication_log: Default::default(), ..run.clone() };
     run.run().unwrap();
-    let told = std::mem::take(&mut *run.told.0.lock().unwrap());
+    let told = std::mem::take(&mut *run.communication_log.0.lock().unwrap());
     let first = run.resume.as_ref().map_or(1, |(step, _)| step + 1);
     assert_eq!(told.len() as u64, run.workers as u64 * (run.steps + 1 - first), "{run:?}");
     let by_step = told.into_iter().map(|(worker, step, told)| ((worker, step), told));
@@ -25,13 +25,13 @@ fn told(run: &Run) -> BTreeMap<(usize, u64), Communication> {
     for (of_step, communication) in &told {
         let Communication { milliseconds, exposed_milliseconds, .. } = *communication;
         assert!(milliseconds.is_finite() && milliseconds > 0.0, "{of_step:?}: {communication:?}");
-        // Of a CPU, whose events are instants, not even a clock is off.
+        // Events of a CPU are instants of one clock, so that the comparison is exact.
         assert!((0.0..=milliseconds).contains(&exposed_milliseconds), "{communication:?}");
     }
     told
 }
 
-/// What moves on paper.
+/// The traffic that the plan predicts.
 struct Paper {
     plan: TrainingPlan,
     workers: usize,
@@ -64,8 +64,8 @@ impl Paper {
         first..first + self.members
     }
 
-    /// What leaves `workers` for each element that they do not own: a sum for each node of the tree over their lanes. Where each worker's
-    /// lanes leave one by one, these are nodes of those that leave at once.
+    /// The number of sums that leave `workers` for each element that they do not own: one for each node of the tree over their lanes.
+    /// Where each worker's lanes leave one by one, these are nodes over the lanes that leave together.
     fn terms(&self, workers: Range<usize>) -> usize {
         let lanes = |worker| self.plan.batch.worker_lanes(worker, self.workers).unwrap();
         let lanes: Vec<Vec<usize>> = workers.map(lanes).collect();
@@ -96,8 +96,8 @@ impl Paper {
         [uses * peers, uses * others]
     }
 
-    /// What others own. Of what other processes own, the worker whose place is that of the owner is sent it, and the others read it
-    /// from there.
+    /// The elements that other workers own. An element that another process owns is sent to the worker at the owner's place in its
+    /// process, and the others read it there.
     fn gathered(&self, worker: usize) -> Elements {
         let mut elements = [0, 0];
         for owner in (0..self.workers).filter(|&owner| owner != worker) {
@@ -119,7 +119,7 @@ fn bytes_of(communication: &Communication) -> [u64; 2] {
     [communication.bytes_from_memory, communication.bytes_from_processes]
 }
 
-/// What was gathered before a step is of its line: before the first step of a run there is nothing.
+/// The line of a step counts the gathers before it: there are none before the first step of a run.
 #[test]
 fn communication_takes_the_bytes_that_paper_says() {
     for (sharding, workers, processes) in [
@@ -132,7 +132,7 @@ fn communication_takes_the_bytes_that_paper_says() {
     ] {
         let run = Run { sharding, workers, processes, ..Run::default() };
         let paper = Paper::of(&run);
-        for ((worker, step), communication) in told(&run) {
+        for ((worker, step), communication) in communication_of(&run) {
             let (sums, gathers) = (paper.summed(worker), paper.gathered(worker));
             let gathers = if step == 1 { [0, 0] } else { gathers };
             let expected = bytes([0, 1].map(|from| sums[from] + gathers[from]));
@@ -152,7 +152,9 @@ fn processes_of_many_workers_send_each_other_what_those_of_one_do() {
     });
     for workers in [2, 4, 8] {
         let mut crossed = BTreeMap::new();
-        for ((_, step), communication) in told(&Run { workers, processes: 2, ..Run::default() }) {
+        for ((_, step), communication) in
+            communication_of(&Run { workers, processes: 2, ..Run::default() })
+        {
             *crossed.entry(step).or_insert(0) += communication.bytes_from_processes;
         }
         for (step, crossed) in crossed {
@@ -178,7 +180,7 @@ fn hosts_of_many_processes_send_each_other_what_those_of_one_do() {
         let run = Run { workers, processes, hosts: 2, window_bytes, ..Run::default() };
         same(&run);
         let (mut crossed, mut came) = (BTreeMap::new(), 0);
-        for ((_, step), communication) in told(&run) {
+        for ((_, step), communication) in communication_of(&run) {
             *crossed.entry(step).or_insert(0) += communication.bytes_from_hosts;
             came += communication.bytes_from_processes;
         }
@@ -204,7 +206,7 @@ fn parameters_that_are_shared_out_take_bytes_block_by_block() {
         let run = Run { sharding: Sharding::Parameters, workers, processes, ..Run::default() };
         let (paper, subject) = (Paper::of(&run), bigram());
         let layout = tidemill::model::Trainable::layout(&*subject.model);
-        for ((worker, step), communication) in told(&run) {
+        for ((worker, step), communication) in communication_of(&run) {
             // The first evaluation comes behind, and gathers too.
             if step > 4 {
                 continue;
@@ -242,7 +244,7 @@ fn a_worker_alone_tells_of_no_communication() {
     for sharding in Sharding::ALL {
         let run = Run { sharding, ..Run::default() };
         run.run().unwrap();
-        assert!(run.told.0.lock().unwrap().is_empty());
+        assert!(run.communication_log.0.lock().unwrap().is_empty());
     }
 }
 
@@ -250,9 +252,9 @@ fn a_worker_alone_tells_of_no_communication() {
 #[test]
 fn a_resumed_run_tells_of_its_own_communication() {
     let run = Run { workers: 3, ..Run::default() };
-    let whole = told(&run);
+    let whole = communication_of(&run);
     let resume = Some((4, crate::REFERENCE.checkpoints[&4].clone()));
-    for ((worker, step), communication) in told(&Run { resume, ..run }) {
+    for ((worker, step), communication) in communication_of(&Run { resume, ..run }) {
         let like = if step == 5 { 1 } else { step };
         assert_eq!(bytes_of(&communication), bytes_of(&whole[&(worker, like)]), "step {step}");
     }

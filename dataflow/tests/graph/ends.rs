@@ -64,7 +64,7 @@ pub fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Tok
 
 /// Keeps checkpoints; what was not committed is not there.
 pub struct Memory {
-    /// By part.
+    /// The number of elements of each part.
     pub elements: Vec<usize>,
     pub open: Option<(u64, Vec<Vec<f32>>)>,
     pub complete: Arc<Mutex<BTreeMap<u64, State>>>,

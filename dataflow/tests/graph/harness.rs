@@ -52,13 +52,13 @@ pub fn random(seed: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What is trained, and what computes.
+/// A model and the device that trains it.
 pub struct Subject<B, M> {
     pub backend: Arc<B>,
     /// The devices of further workers; without them all workers compute on one.
     pub others: Vec<Arc<B>>,
     pub model: Arc<M>,
-    /// Of its samples.
+    /// The vocabulary of its samples.
     pub vocab_size: usize,
     /// Elements of a chunk: so few that there are many chunks.
     pub chunk_elements: usize,
@@ -83,7 +83,7 @@ impl<B, M> Clone for Subject<B, M> {
     }
 }
 
-/// What a run may and may not depend on.
+/// The settings of a run, those that its bits may depend on and those that they may not.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub workers: usize,
@@ -100,7 +100,7 @@ pub struct Run {
     pub window_bytes: usize,
     pub staging_bytes: Option<usize>,
     pub bucket_elements: usize,
-    /// What connects the devices of several processes.
+    /// The library that connects the devices of several processes.
     pub library: Option<fn() -> CollectiveLibrary>,
     pub steps: u64,
     pub checkpoint_every: u64,
@@ -116,21 +116,21 @@ pub struct Run {
     pub grains: Grains,
     /// How long anything may stand still, and then what is stuck may be left.
     pub step_deadline: Option<Duration>,
-    /// What gets stuck.
+    /// The part that gets stuck.
     pub stuck: Option<Stuck>,
     /// Where it waits; is opened when the run has failed.
     pub gate: Gate,
     /// Where workers say what communication took.
-    pub told: Told,
-    /// What an update is.
+    pub communication_log: CommunicationLog,
+    /// The rule of updates.
     pub rule: Rule,
 }
 
-/// What communication took: worker, step and what it told.
+/// The reported communication, each entry with its worker and step.
 #[derive(Clone, Debug, Default)]
-pub struct Told(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
+pub struct CommunicationLog(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
 
-/// What gets stuck in the third step or before.
+/// A part that gets stuck in the third step or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stuck {
     /// The writer of checkpoints.
@@ -141,7 +141,7 @@ pub enum Stuck {
     Operator,
 }
 
-/// What is stuck waits here.
+/// The stuck part waits here.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -193,7 +193,7 @@ impl Default for Run {
             step_deadline: None,
             stuck: None,
             gate: Gate::default(),
-            told: Told::default(),
+            communication_log: CommunicationLog::default(),
             rule: Rule::AdamW,
         }
     }
@@ -202,7 +202,7 @@ impl Default for Run {
 /// Bits of parameters and of the states.
 pub type State = Vec<Vec<u32>>;
 
-/// What a run gave: everything in bits.
+/// The results of a run: everything in bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub checkpoints: BTreeMap<u64, State>,
@@ -246,14 +246,14 @@ impl Run {
         plan
     }
 
-    /// What a worker begins with: of the states what it owns, and nothing that could be mistaken for the rest.
+    /// The initial state of a worker: its owned part of the optimizer's states, and NaN elsewhere.
     fn state<B: Backend, M: Trainable<B>>(
         &self,
         model: &M,
         plan: &TrainingPlan,
         (worker, workers): (usize, usize),
     ) -> InitialState {
-        // What a run begins with is the test's own.
+        // The initial values are computed in the standard floating-point environment, whichever the run is given.
         let _standard = FloatEnvironment::standard();
         let floats = |bits: &Vec<u32>| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
         let owned = |(bits, arena): (&Vec<u32>, StateArena)| {
@@ -354,7 +354,7 @@ impl Run {
         Ok(outcomes)
     }
 
-    /// What connects the workers of a process on `backends` with all.
+    /// The communicators of a process whose workers compute on `backends`.
     fn communicators<B: Backend>(
         &self,
         backends: &[&B],
@@ -462,9 +462,9 @@ impl Run {
                 }
                 sender.send(*report).unwrap();
             });
-            let told = self.told.clone();
+            let log = self.communication_log.clone();
             streams.communication.inspect(move |report| {
-                told.0.lock().unwrap().push((index, report.step, report.communication));
+                log.0.lock().unwrap().push((index, report.step, report.communication));
             });
             streams.evaluations.inspect(move |report| evaluated.send(report.clone()).unwrap());
         });

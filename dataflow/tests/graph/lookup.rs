@@ -12,7 +12,7 @@ use tidemill::model::{
 
 const WIDTH: usize = 4;
 pub const VOCAB: usize = 67;
-/// The device of whoever has it never returns.
+/// The device of a worker that is given this token never returns.
 pub const STUCK_TOKEN: u32 = 99_999;
 
 /// `tokens[b (t + 1)]` on the device, and the row of each.

@@ -6,7 +6,7 @@ use tidemill::operators::Place;
 /// The workers of a dataflow by what they do for training.
 #[derive(Clone)]
 pub struct Makers {
-    /// By lane: the worker that trains on it.
+    /// For each lane the worker that trains on it.
     trainers: Vec<usize>,
     /// The workers that do not train, which then make all grains.
     others: Vec<usize>,

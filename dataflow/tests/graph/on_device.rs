@@ -70,7 +70,7 @@ impl<B: Backend> Arm<B> {
     }
 }
 
-/// Of a loss, and of a norm after steps that are so large. Seen are 2e-8 and 6e-8, in bf16 2e-4 and 5e-2.
+/// Allowed relative differences of losses, and of norms after steps that are so large. Seen are 2e-8 and 6e-8, in bf16 2e-4 and 5e-2.
 const APART: [[f64; 2]; 2] = [[1e-5, 1e-5], [2e-3, 1e-1]];
 
 pub fn trains_as_on_the_cpu<B: Backend>(arm: &Arm<B>) {
@@ -108,7 +108,7 @@ pub fn microbatches_are_not_numerics<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// Of several processes: what they send goes through the host's memory.
+/// The workers of several processes send through the host's memory.
 pub fn workers_without_a_library<B: Backend>(arm: &Arm<B>) {
     for sharding in Sharding::ALL {
         arm.same(&Run { workers: 2, processes: 2, sharding, ..run() });
@@ -125,7 +125,7 @@ pub fn workers_give_the_same_bits<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// What a cut has is copied from where it is while the next step computes, in windows below a chunk or of all of it.
+/// The state of a cut is copied from its place while the next step computes, in windows smaller than a chunk or of all of it.
 pub fn checkpoints_in_place<B: Backend>(arm: &Arm<B>) {
     use Sharding::{Gradients, Optimizer, Parameters};
     let every_step = Run { steps: 2, checkpoint_every: 1, ..run() };

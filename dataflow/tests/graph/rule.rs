@@ -11,7 +11,7 @@ use tidemill::model::optimizer::{
 use tidemill::model::{Device, Layout};
 use tidemill::operators::{ScheduledRule, UpdatePace};
 
-/// What an update is.
+/// The rule of updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// [`OwnAdamW`], of elements.

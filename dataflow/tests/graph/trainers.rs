@@ -76,7 +76,7 @@ fn run_each(
     plan.trainers = Trainers::these(trainers.iter().copied()).unwrap();
     plan.checkpoints = CheckpointCuts::Never;
     let plan = Arc::new(plan);
-    // What would wait without end fails.
+    // A wait that would never end fails at this deadline.
     let step_deadline = Some(Duration::from_secs(5));
     let settings = ClusterSettings { step_deadline, ..ClusterSettings::threads(2) };
     execute(settings, move |context: &mut WorkerContext<'_>| {
@@ -89,7 +89,7 @@ fn run_each(
     })
 }
 
-/// What a worker has for a graph.
+/// The parts that a worker brings to a graph.
 struct WorkerParts {
     backend: Arc<Cpu>,
     abort: Abort,

@@ -102,7 +102,7 @@ fn check<B: Runtime>(
     has_bias: bool,
     shape: NormShape,
 ) -> Result<()> {
-    if has_bias && shape.kind() == NormKind::Rms {
+    if has_bias && shape.kind() == NormKind::RootMeanSquare {
         return Err(KernelError::shape(kernel, "bias", "none of RMSNorm", "some"));
     }
     if shape.heads() > 1 && matches!(x, NormInput::Residual(_)) {

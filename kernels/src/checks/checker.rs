@@ -152,7 +152,7 @@ impl<'a, B: Backend> Checker<'a, B> {
         }
     }
 
-    /// Notes a difference; the first is told.
+    /// Notes a difference; the first is reported.
     pub(super) fn differs(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }

@@ -42,7 +42,7 @@ impl Norm for Cpu {
             shape,
         });
         match shape.kind() {
-            NormKind::Rms => {
+            NormKind::RootMeanSquare => {
                 threads.for_each(parts, |part| self.dispatch.run(RmsNormForward(part)));
             }
             NormKind::Layer => {
@@ -86,7 +86,7 @@ impl Norm for Cpu {
         });
         let threads = stream.threads();
         match shape.kind() {
-            NormKind::Rms => {
+            NormKind::RootMeanSquare => {
                 threads.for_each(parts, |part| self.dispatch.run(RmsNormBackward(part)));
             }
             NormKind::Layer => {

@@ -18,7 +18,7 @@ struct Piece<'a> {
     state: &'a mut [f32],
     inputs: Inputs<'a>,
     decay_rates: &'a [Lanes],
-    /// Those of the sample's positions.
+    /// The coefficients of the sample's positions.
     coefficients: &'a [Lanes],
     /// Room for the states of a block.
     states: &'a mut [Lanes],

@@ -26,7 +26,7 @@ impl Source {
         (self.name, self.definitions)
     }
 
-    /// All that is defined, as a compiler is told.
+    /// All definitions, one line for each option of the compiler.
     pub fn arguments(&self, options: SourceOptions) -> impl Iterator<Item = String> {
         let own = self.definitions.iter().map(|&(name, value)| (name, value.to_owned()));
         let all = own.chain(options.definitions());

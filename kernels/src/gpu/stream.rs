@@ -24,13 +24,13 @@ pub enum ScratchSlot {
 
 /// The kernels that look tokens up, each with a fault of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watched {
+pub(crate) enum TokenLookup {
     EmbeddingForward,
     EmbeddingBackward,
     CrossEntropy,
 }
 
-impl Watched {
+impl TokenLookup {
     const ALL: [Self; 3] = [Self::EmbeddingForward, Self::EmbeddingBackward, Self::CrossEntropy];
 
     /// The kernel's name in errors.
@@ -43,11 +43,11 @@ impl Watched {
     }
 }
 
-/// The words in which kernels report wrong input: for each of [`Watched::ALL`], a `Fault` of `dialect.h`, the row in the upper half
+/// The words in which kernels report wrong input: for each of [`TokenLookup::ALL`], a `Fault` of `dialect.h`, the row in the upper half
 /// and its token in the lower.
-type Faults = [u64; Watched::ALL.len()];
+type Faults = [u64; TokenLookup::ALL.len()];
 
-const NO_FAULTS: Faults = [u64::MAX; Watched::ALL.len()];
+const NO_FAULTS: Faults = [u64::MAX; TokenLookup::ALL.len()];
 
 /// An in-order queue of kernels and the scratch memory that they use.
 pub struct GpuStream<D: Driver> {
@@ -56,7 +56,7 @@ pub struct GpuStream<D: Driver> {
     faults: D::Memory,
     queue: D::Queue,
     /// The vocabulary that each kernel was last given: a graph may run it again at any time.
-    vocab_sizes: [Option<usize>; Watched::ALL.len()],
+    vocab_sizes: [Option<usize>; TokenLookup::ALL.len()],
     /// Whether kernels that may leave a fault have been enqueued since the last look.
     may_be_faulty: bool,
     /// Whether enqueued work is recorded instead of run.
@@ -72,7 +72,7 @@ impl<D: Driver> GpuStream<D> {
             scratch: [const { None }; 5],
             faults,
             queue,
-            vocab_sizes: [None; Watched::ALL.len()],
+            vocab_sizes: [None; TokenLookup::ALL.len()],
             may_be_faulty: false,
             recording: false,
         })
@@ -152,7 +152,7 @@ impl<D: Driver> GpuStream<D> {
 
     /// Where `kernel`, which looks up tokens below `vocab_size`, leaves a fault. It is answered by the next
     /// [`check`](Self::check) after each of its runs.
-    pub(crate) fn fault(&mut self, kernel: Watched, vocab_size: usize) -> Address {
+    pub(crate) fn fault(&mut self, kernel: TokenLookup, vocab_size: usize) -> Address {
         self.vocab_sizes[kernel as usize] = Some(vocab_size);
         self.may_be_faulty |= !self.recording;
         D::address(&self.faults).offset(kernel as usize * size_of::<u64>())
@@ -172,7 +172,8 @@ impl<D: Driver> GpuStream<D> {
         let to = bytemuck::cast_slice_mut(&mut faults);
         driver.download(&mut self.queue, to, &self.faults, 0)?;
         self.may_be_faulty = false;
-        let found = Watched::ALL.into_iter().find(|&kernel| faults[kernel as usize] != u64::MAX);
+        let found =
+            TokenLookup::ALL.into_iter().find(|&kernel| faults[kernel as usize] != u64::MAX);
         let Some(kernel) = found else { return Ok(()) };
         driver.upload(&mut self.queue, &self.faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
         let row_and_token = faults[kernel as usize];

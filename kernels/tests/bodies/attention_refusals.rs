@@ -14,7 +14,7 @@ use super::refusal_case::{
 /// Rows and columns of q, k and v, then the elements of slopes and starts.
 type InputSizes = [usize; 8];
 
-/// Of 3 samples of 4 positions, 2 heads of 5.
+/// For 3 samples of 4 positions, with 2 heads of width 5.
 const INPUT_SIZES: InputSizes = [12, 10, 12, 10, 12, 10, 2, 12];
 
 fn inputs<'a, B: Backend<Activation: Number>>(

@@ -65,9 +65,9 @@ impl<B: Backend<Activation: Number>> Operand<B> {
 
 /// A product with each type of output.
 struct Products {
-    /// Of [`Backend::matmul`].
+    /// The result of [`Backend::matmul`].
     activation: Vec<f32>,
-    /// Of [`Backend::matmul_f32`].
+    /// The result of [`Backend::matmul_f32`].
     f32: Vec<f32>,
 }
 

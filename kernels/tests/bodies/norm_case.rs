@@ -69,7 +69,7 @@ pub struct Case {
     pub weight: Vec<f32>,
     pub bias: Option<Vec<f32>>,
     pub dy: Vec<f32>,
-    /// What `dx` of the residual stream holds before the backward norm adds to it.
+    /// The values of `dx` of the residual stream before the backward norm adds to them.
     pub residual: Vec<f32>,
 }
 

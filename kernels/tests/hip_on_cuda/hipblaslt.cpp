@@ -26,9 +26,9 @@ constexpr uint32_t ALIGNMENTS[] = {16, 8, 4, 2};
 struct ProposedAlgorithm {
     // The same in every process.
     int number;
-    // What it was proposed for.
+    // The alignment that it was proposed for.
     uint32_t alignment;
-    // Among those that this process has proposed.
+    // Its index among the algorithms that this process has proposed.
     uint64_t place;
     size_t most_workspace_bytes;
 };
@@ -71,7 +71,7 @@ Status status(int answer) {
     }
 }
 
-// What is wrong with a product, whatever is to become of it.
+// Checks the operands of a product, before it is known whether the product is proposed or formed.
 Status check(const Handle* handle, const Operation* operation, const Layout* a, const Layout* b, const Layout* c, const Layout* d) {
     int device = -1;
     if (hipGetDevice(&device) || !handle || handle->device != device) return InvalidValue;

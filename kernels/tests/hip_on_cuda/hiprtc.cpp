@@ -83,7 +83,7 @@ TWINS(DEFINED)
 
 EXPORTED Answer hiprtcCompileProgram(Program program, int count, const char** options) {
     if (is_missing()) return INTERNAL_ERROR;
-    // What hiprtc takes for granted.
+    // The options that hiprtc has by default.
     std::vector<std::string> translated{"--device-as-default-execution-space"};
     for (int i = 0; i < count; i++) {
         if (!translate(options[i], translated)) return INVALID_OPTION;

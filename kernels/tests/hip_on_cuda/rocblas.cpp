@@ -34,7 +34,7 @@ Status status(int answer) {
 
 }  // namespace
 
-// What both functions of products take.
+// The parameters that both functions of products share.
 #define PRODUCT_PARAMETERS                                                                                                 \
     Handle *handle, int left, int right, int m, int n, int k, const float *alpha, const void *a, int a_type, int a_stride, \
         const void *b, int b_type, int b_stride, const float *beta, const void *c, int c_type, int c_stride, void *d,      \
@@ -43,7 +43,7 @@ Status status(int answer) {
     handle, left, right, m, n, k, alpha, a, a_type, a_stride, b, b_type, b_stride, beta, c, c_type, c_stride, d, d_type, \
         d_stride, compute_type, algorithm
 
-// What is wrong with a product, whatever is to become of it.
+// Checks the operands of a product, for both functions.
 static Status check(PRODUCT_PARAMETERS) {
     int device = -1;
     if (hipGetDevice(&device) || !handle || handle->device != device) return InvalidHandle;

@@ -84,7 +84,7 @@ using Text = const char*;
     TWIN(hipFuncGetAttribute, cuFuncGetAttribute, (int* value, int attribute, void* function),                       \
          (value, attribute, function))
 
-// What else is called below.
+// Further CUDA functions that are called below.
 #define WITHOUT_TWIN(CALLED)                                                                                         \
     CALLED(cuInit, (unsigned))                                                                                       \
     CALLED(cuDeviceGetCount, (int*))                                                                                 \
@@ -236,7 +236,7 @@ EXPORTED Code hipModuleGetFunction(void** out, void* module, const char* name) {
 EXPORTED Code hipModuleLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                                     unsigned threads_y, unsigned threads_z, unsigned shared, void* stream,
                                     void** arguments, void** extra) {
-    // What stands there differs between the two.
+    // The contents of `extra` differ between CUDA and HIP.
     if (extra) return INVALID_VALUE;
     if (Code wrong = bind()) return wrong;
     return cuda().cuLaunchKernel(function, x, y, z, threads_x, threads_y, threads_z, shared, stream, arguments, nullptr);

@@ -74,7 +74,7 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 
 bool is_operation(int operation) { return operation == AS_IT_IS || operation == TRANSPOSED; }
 
-// What is wrong with a product, whatever is to become of it.
+// Checks the operands of a product, before it is known whether the product is proposed or formed.
 Status check(const Handle* handle, const Operation* operation, const Layout* a, const Layout* b, const Layout* c, const Layout* d) {
     int device = -1;
     hipGetDevice(&device);

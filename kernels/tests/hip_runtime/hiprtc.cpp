@@ -64,7 +64,7 @@ const char* fused() { return __builtin_cpu_supports("fma") ? " -mfma" : ""; }
 
 }  // namespace
 
-// What is compiled follows from the header and the options too, so caches must tell them apart.
+// The code depends on the header and the options too, so caches must tell versions apart.
 EXPORTED Result hiprtcVersion(int* major, int* minor) {
     *major = 7;
     *minor = int(hash(hash(hash(2166136261u, emulator()), ARGUMENTS), fused()) >> 1);

@@ -27,7 +27,7 @@ struct Handle {
 
 bool is_operation(int operation) { return operation == AS_IT_IS || operation == TRANSPOSED; }
 
-// What is wrong with a product, whatever is to become of it.
+// Checks the operands of a product, for both functions.
 Status check(Handle* handle, int left, int right, int m, int n, int k, const float* alpha, const void* a, int a_type, int a_stride,
              const void* b, int b_type, int b_stride, const float* beta, const void* c, int c_type, int c_stride, void* d, int d_type,
              int d_stride, int compute_type, int algorithm) {

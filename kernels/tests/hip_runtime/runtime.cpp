@@ -43,7 +43,7 @@ std::vector<std::unique_ptr<Device>> make_devices() {
     }
     std::vector<std::unique_ptr<Device>> found;
     for (int index : visible) {
-        // What follows a number that names no device is not seen either.
+        // As in HIP, a number that names no device hides the devices behind it.
         if (index < 0 || index >= int(machine.size())) break;
         auto device = std::make_unique<Device>();
         device->index = index;

@@ -65,7 +65,7 @@ impl FileSet {
             let files = vec![PlannedFile { name, layout }];
             return Self { files, index: None, ranges: std::iter::once(arena).collect() };
         }
-        // By file: its segments, its elements of the arena of `layout`, and its bytes.
+        // For each file its segments, its elements of the arena of `layout`, and its bytes.
         let mut cuts: Vec<(Range<usize>, Range<usize>, u64)> = Vec::new();
         for (index, segment) in layout.segments().iter().enumerate() {
             let (segments, range) = (index..index + 1, segment.range.clone());

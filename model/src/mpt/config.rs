@@ -44,9 +44,9 @@ pub struct MptConfig {
 /// How an MPT model encodes positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MptPositions {
-    /// By a learned table, `wpe`.
+    /// A learned table, `wpe`.
     Learned,
-    /// By ALiBi: attention scores that fall with distance (Press et al., 2022).
+    /// ALiBi: attention scores that fall with distance (Press et al., 2022).
     Alibi {
         /// `alibi_bias_max`: the least slope is `2^-most`.
         most: f64,

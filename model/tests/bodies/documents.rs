@@ -93,7 +93,7 @@ pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &LanguageModel<B>) {
     let counted: u64 = found.losses.iter().map(|loss| loss.tokens).sum();
     assert_eq!(counted, (SAMPLES * POSITIONS - ends) as u64, "counted tokens");
     let of_ends = embedding_gradients(model, &found.gradients, &[END]);
-    assert!(of_ends.iter().all(|&x| x == 0.0), "the end of a document is nobody's past");
+    assert!(of_ends.iter().all(|&x| x == 0.0), "no position sees the end of a document");
     for (kept, seeds) in [(1, [3, 2]), (0, [1, 3])] {
         let changed = tokens(seeds);
         let other = run(arm, model, &changed, Some(END));

@@ -17,7 +17,7 @@ pub const WALK: Walk =
 /// The results of a model with a source in all its passes, bit by bit.
 #[derive(PartialEq)]
 pub struct Passes {
-    /// Of `forward`, of `forward_onto` and of `forward_backward`.
+    /// The losses of `forward`, `forward_onto` and `forward_backward`.
     losses: [Vec<(u64, u64)>; 3],
     gradients: Vec<u32>,
 }

@@ -161,7 +161,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
             ("learning_rate", learning_rate, 1e-12),
         ] {
             let expected = line[what].as_f64().expect(what);
-            // Of a norm above 1 relative to it.
+            // Norms above 1 are compared relatively.
             let error = (found - expected).abs() / expected.max(1.0);
             worst = worst.max(error);
             assert!(

@@ -27,7 +27,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// By these filters, and this way of looking for duplicates; with [`Dedup::None`] there are none.
+    /// A judge with these filters and this search for duplicates; with [`Dedup::None`] it finds none.
     pub fn new(filters: FilterSettings, dedup: Dedup) -> Self {
         Self { filters, dedup, signer: Signer::default() }
     }

@@ -40,7 +40,7 @@ pub(super) struct TableRows {
     order: CanonicalOrder,
     fetcher: Fetcher,
     decoded: BoundedCache<Place, Rows>,
-    /// By shard and row group.
+    /// Keyed by shard and row group.
     open: BoundedCache<(usize, usize), OpenGroup>,
 }
 

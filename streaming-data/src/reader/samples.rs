@@ -28,7 +28,7 @@ pub(super) struct Samples {
     mixture: Mixture,
     /// Where the shards of each part come from.
     fetchers: Vec<Fetcher>,
-    /// By part of the mixture.
+    /// Keyed by part of the mixture and place.
     decoded: BoundedCache<(usize, Place), DecodedTokens>,
 }
 
@@ -50,7 +50,7 @@ impl Samples {
             .collect::<Result<_, _>>()?;
         let sample_bytes = size_of::<Sample>() + (mixture.seq_len() + 1) * size_of::<u32>();
         let waiting_bytes = memory_bytes / 4;
-        // A small bound makes small batches before it makes few.
+        // Under a small memory bound batches become smaller before they become fewer.
         let batch_bytes = BATCH_BYTES.min(waiting_bytes / 4);
         let batch_samples = (batch_bytes / sample_bytes).clamp(1, 64);
         let bounds = Bounds {

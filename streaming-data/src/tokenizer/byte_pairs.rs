@@ -226,7 +226,7 @@ mod tests {
         pairs.merges().iter().map(|merge| merge.map(|token| pairs.text(token)).join(" ")).collect()
     }
 
-    /// By counting all pairs of all words again before each merge.
+    /// The definition: all pairs of all words are counted again before each merge.
     fn by_definition(words: &[(&str, u64)], size: usize) -> Vec<String> {
         let start = train(&[], size, 1);
         let id = |byte: u8| start.tokens.iter().position(|token| *token == [byte]).unwrap() as u32;

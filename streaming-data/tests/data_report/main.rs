@@ -223,7 +223,7 @@ fn workers_processes_memory_and_the_order_of_inputs_change_no_byte() {
     }
 }
 
-/// What became of documents, told apart in the simplest way there is.
+/// The verdicts on documents, formed in the simplest way.
 fn judged(documents: &[Document], bench: &Bench, has_list: bool) -> Vec<Verdict> {
     let mut seen = BTreeSet::new();
     let excluded = [&documents[17], &documents[40]].map(|document| document.clone());

@@ -120,7 +120,7 @@ fn documents_that_are_appended_change_no_earlier_verdict() {
     let (first, _) = bench.prepare_in_phases(&near(&["a.jsonl"])).unwrap();
     let (both, _) = bench.prepare_in_phases(&near(&["a.jsonl", "b.jsonl"])).unwrap();
     assert!(first.dedup.near_copies > 0);
-    // What is kept of the first is a prefix of what is kept of both.
+    // The documents that are kept of the first file are a prefix of those that are kept of both.
     let settings = near(&["a.jsonl"]);
     let kept = |settings: &PrepareSettings| {
         let (_, files) = bench.prepare_in_phases(settings).unwrap();

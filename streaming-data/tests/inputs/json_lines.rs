@@ -128,7 +128,7 @@ fn broken_lines_are_counted_and_named() {
             && refused.starts_with("cannot take line 1 of "),
         "{refused}"
     );
-    // Of more than can be named, the first ones are, of the whole stream.
+    // Where there are too many to name, the first of the whole stream are named.
     let many = "no\n".repeat(200_000);
     bench.write("b.jsonl", [&line(0), many.as_bytes(), &line(1)].concat());
     bench.write("c.jsonl", [many.as_bytes(), &line(2), &line(3), &line(4)].concat());
@@ -165,7 +165,7 @@ fn damaged_files_give_what_is_before_the_damage_and_are_named_with_the_place() {
         let SkipReason::Damaged { from, .. } = &report.skipped[0].reason else {
             panic!("{reason}")
         };
-        // What was taken is the documents before that line, and nothing else.
+        // The documents before that line were taken, and nothing else.
         let before: usize = from.to_string().strip_prefix("line ").unwrap().parse().unwrap();
         assert!(before > 300 && before <= 1001, "{name}: {reason}");
         let (_, expected) = bench.as_lines(&documents[..before - 1]);

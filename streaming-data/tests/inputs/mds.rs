@@ -121,7 +121,7 @@ fn several_data_sets_of_tokens_in_order_of_their_paths() {
     fs::create_dir(bench.path("in")).unwrap();
     fs::rename(bench.path("tokens-uint16-gz"), bench.path("in/train")).unwrap();
     fs::rename(bench.path("tokens-bytes"), bench.path("in/more")).unwrap();
-    // What lies in such a folder besides is no input.
+    // Other files in such a folder are no inputs.
     bench.write("in/train/read me.txt", "not a document");
     bench.write("in/train/sub/deeper.txt", "not a document");
     let settings = of_samples(&bench, vec![bench.path("in")]);
@@ -253,7 +253,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     );
 }
 
-/// What is done to a data set.
+/// A damage to a data set.
 enum Damage {
     /// The byte at this place of the first shard becomes another.
     Byte(usize, u8),

@@ -107,7 +107,7 @@ impl Bench {
         Ok((report, files))
     }
 
-    /// What the inputs become, for any number of workers.
+    /// The report and files for the inputs, equal for any number of workers.
     pub fn prepare_with_all_workers(&self, inputs: &[&str]) -> (PrepareReport, Files) {
         let mut settings = self.settings(inputs);
         let (report, expected) = self.prepare(&settings).unwrap();
@@ -130,14 +130,14 @@ impl Bench {
         self.refused(&PrepareSettings { strictness, ..self.settings(inputs) })
     }
 
-    /// What the documents become as JSON lines, which is quicker and shown to be the same.
+    /// The report and files for the documents as JSON lines, which is quicker and shown to be the same.
     pub fn as_lines(&self, documents: &[String]) -> (PrepareReport, Files) {
         let line = |text: &String| format!("{}\n", serde_json::json!({"text": text}));
         self.write("as-lines.jsonl", documents.iter().map(line).collect::<String>());
         self.prepare(&self.settings(&["as-lines.jsonl"])).unwrap()
     }
 
-    /// What the documents become as text files.
+    /// The report and files for the documents as text files.
     pub fn as_texts(&self, documents: &[String]) -> (PrepareReport, Files) {
         for (at, document) in documents.iter().enumerate() {
             self.write(&format!("texts/{at:06}.txt"), document);

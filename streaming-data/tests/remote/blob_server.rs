@@ -24,7 +24,7 @@ pub struct BlobServer {
     _stop: oneshot::Sender<()>,
 }
 
-/// What it keeps, by path behind the account's name.
+/// The stored objects, by path behind the account's name.
 #[derive(Default)]
 struct Kept {
     blobs: BTreeMap<String, (Bytes, u64)>,
@@ -109,7 +109,7 @@ impl Kept {
         of_generation(answer, self.written).body(Body::empty()).unwrap()
     }
 
-    /// What a condition of Azure's or Google's says to a request.
+    /// The status with which a condition of Azure's or Google's refuses a request.
     fn refuses(&self, path: &str, headers: &HeaderMap) -> Option<StatusCode> {
         let generation = self.blobs.get(path).map_or(0, |(_, generation)| *generation);
         let of = |name: &str| headers.get(name).map(|value| value.to_str().unwrap());

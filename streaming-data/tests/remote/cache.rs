@@ -89,7 +89,7 @@ fn the_smallest_limit_holds_and_is_enough() {
     }
 }
 
-/// What one stream needs last is dropped first, and never what it needs sooner.
+/// The shard that a stream needs last is dropped first, and never one that it needs sooner.
 #[test]
 fn a_second_epoch_finds_what_fits() {
     let samples = [10; 30];
@@ -140,8 +140,8 @@ fn streams_of_a_process_share_a_limit() {
     }
     for (store, before) in stores.iter().zip(before) {
         let downloads = store.asked.requests() - before;
-        // What the one fetches ahead may be dropped for what a thread of the other waits for: streams
-        // take room in the order of need each for itself.
+        // A shard that one stream has fetched ahead may be dropped for one that a thread of the other waits
+        // for: each stream orders shards by its own need only.
         assert!(downloads <= 2 * samples.len() + 8, "{downloads} downloads");
     }
 }
@@ -186,7 +186,7 @@ fn streams_of_one_data_set_share_its_shards() {
     assert_eq!(files(cache.path()).len(), SAMPLES.len());
 }
 
-/// What is in the cache is hashed before it is used; what is wrong is fetched again.
+/// A file of the cache is hashed before it is used; a damaged one is fetched again.
 #[test]
 fn a_damaged_file_of_the_cache_is_replaced() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
@@ -300,7 +300,7 @@ fn held_part(folder: &FilePath, cache: &FilePath) -> (String, File) {
     let bytes = fs::read(folder.join("shard-00000.parquet")).unwrap();
     let hash = ContentHash::of(&bytes).to_string();
     let digits = hash.rsplit(':').next().unwrap();
-    // Its origin is told by a cache in which the shard is.
+    // The file's name in a cache depends on the shard's origin: it is taken from another cache that has the shard.
     let other = tempfile::tempdir().unwrap();
     let store = Arc::new(Faulty::of_folder(folder, 0, &[], 0));
     let data_set = open(store, &settings(other.path(), None)).unwrap();

@@ -28,7 +28,7 @@ fn a_store_in_memory_is_a_data_set_with_and_without_an_index() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let plain = tempfile::tempdir().unwrap();
     write_example(plain.path(), &SAMPLES, ROW_TOKENS, &Form::plain());
-    // What is no shard is none.
+    // Other files in the folder are not taken for shards.
     std::fs::write(plain.path().join("notes.txt"), "of the people who made it").unwrap();
     for (name, folder) in [("indexed", folder.path()), ("plain", plain.path())] {
         let local = DataSet::open(folder).unwrap();
@@ -89,7 +89,7 @@ fn a_faulty_store_changes_no_sample() {
             assert!(asked.requests() > 1 + SAMPLES.len(), "no request failed");
             let most = asked.most_at_once.load(Ordering::SeqCst);
             assert!(most <= 4, "{most} requests at once");
-            // What was being fetched ahead ends by itself.
+            // Fetches ahead end by themselves.
             wait_until(|| files(cache.path()).iter().all(|(name, _)| name.ends_with(".shard")));
         }
     }
@@ -146,7 +146,7 @@ fn a_full_shuffle_of_more_than_the_cache_reads_ranges() {
     assert_eq!(files(cache.path()), []);
 }
 
-/// What waits for a store that says nothing ends with its decoder, not with a deadline.
+/// A wait for a silent store ends with its decoder, not with a deadline.
 #[test]
 fn a_decoder_that_is_dropped_ends_what_it_waits_for() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
@@ -196,7 +196,7 @@ fn what_is_fetched_ahead_is_bounded_in_bytes() {
     }
 }
 
-/// What a store loses on the way is written again.
+/// A write that a store loses on the way is tried again.
 #[test]
 fn writes_are_tried_again() {
     let empty = tempfile::tempdir().unwrap();

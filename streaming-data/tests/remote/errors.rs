@@ -111,7 +111,7 @@ fn a_shard_that_stays_damaged_is_named_with_its_hash() {
     let (error, requests) = failing(THIRD, Fault::Flip, ShuffleOrder::None, false);
     let words = ["memory://store/set/shard-00002.parquet", "is damaged", "its hash is xxh3-128:"];
     assert_line(&error, &words);
-    // By one thread that fetches ahead, and two that decode.
+    // One thread fetches ahead, and two decode.
     assert!((4..=12).contains(&requests), "{requests}");
 }
 

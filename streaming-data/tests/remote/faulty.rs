@@ -26,7 +26,7 @@ use object_store::{
 use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The server is too busy.
@@ -45,11 +45,11 @@ pub enum Fault {
     Missing,
     /// The credentials do not allow it.
     Refused,
-    /// What is to be written is written, and no answer says so; what is to be read is read.
+    /// A write is done, but its answer is lost; a read succeeds.
     Lost,
 }
 
-/// What the store makes of a put that is to depend on what is there.
+/// The store's treatment of conditional puts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Conditions {
     Kept,
@@ -62,7 +62,7 @@ pub enum Conditions {
 pub const PASSING: [Fault; 5] =
     [Fault::Busy, Fault::Silence, Fault::Stall, Fault::Break, Fault::Truncate];
 
-/// What the store was asked for.
+/// The requests to the store.
 #[derive(Debug, Default)]
 pub struct Asked {
     pub requests: AtomicUsize,
@@ -97,7 +97,7 @@ pub struct Faulty {
     pub inner: Arc<InMemory>,
     seed: u64,
     faults: Vec<Fault>,
-    /// Of 100 requests so many fail, and never more than `in_a_row` for one object.
+    /// The percentage of requests that fail; for one object never more than `in_a_row` fail in sequence.
     percent: u64,
     in_a_row: usize,
     pub asked: Arc<Asked>,
@@ -109,7 +109,7 @@ pub struct Faulty {
     /// Only what writes fails.
     only_puts: bool,
     conditions: Conditions,
-    /// What becomes of the first write of an object that may fail, and of all requests for such objects behind it.
+    /// The fault of the first write of an object that may fail, and that of all later requests for such objects.
     first_and_then: Option<(Option<Fault>, Fault)>,
     was_first: AtomicBool,
     /// Shards are written while this is true.
@@ -161,8 +161,8 @@ impl Faulty {
         Faulty { only_puts: true, in_a_row: usize::MAX, ..self }
     }
 
-    /// What may fail does not until such an object is written; that goes wrong as `first` says, and every request for one of
-    /// them, or every one that writes, as `then` does.
+    /// Nothing fails until an object that may fail is written. That write has the fault `first`; every later request for such an
+    /// object, or every later write where only writes fail, has the fault `then`.
     pub fn first_and_then(self, first: Option<Fault>, then: Fault) -> Faulty {
         Faulty { first_and_then: Some((first, then)), ..self }
     }
@@ -172,7 +172,7 @@ impl Faulty {
         Faulty { conditions, ..self }
     }
 
-    /// What goes wrong, where something does, and a number that says where in a body.
+    /// The fault of a request, if it has one, and a number that chooses the place in a body.
     fn fault(&self, path: &Path) -> Option<(Fault, usize)> {
         let number = self.asked.requests.fetch_add(1, Ordering::SeqCst) as u64;
         let is_calm = self.faults.is_empty() || self.is_calm.load(Ordering::SeqCst);

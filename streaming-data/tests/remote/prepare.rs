@@ -84,7 +84,7 @@ fn stored(folder: &RemoteFolder) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// What is stored, as it would be in a folder: without the token that names hold in a store.
+/// The stored files as a folder would have them: without the token that names have in a store.
 fn data_set(objects: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
     let shard = |(name, _): &(String, Vec<u8>)| {
         let token = name.strip_prefix("shard-")?.strip_suffix("-00000.parquet")?;

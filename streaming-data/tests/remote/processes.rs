@@ -47,7 +47,7 @@ fn epoch(set: &str, cache: &Path, limit: Option<u64>) -> Result<ContentHash, Dat
     Ok(hasher.finish())
 }
 
-/// What the processes of the other tests do.
+/// The program of the other tests' processes.
 #[test]
 #[ignore = "other tests start it, with an environment of its own"]
 fn child() {
@@ -84,7 +84,7 @@ impl Stage {
         Stage { set, root, cache: tempfile::tempdir().unwrap(), server }
     }
 
-    /// What every process must find.
+    /// The answer that every process must give.
     fn expected(&self) -> String {
         let set = self.set.path().to_str().unwrap();
         epoch(set, self.cache.path(), None).unwrap().to_string()
@@ -110,7 +110,7 @@ impl Stage {
         command.spawn().unwrap()
     }
 
-    /// What a process said, which must end by itself.
+    /// The output of a process, which must end by itself.
     fn finish(&self, number: usize, mut child: Child) -> String {
         assert!(child.wait().unwrap().success());
         fs::read_to_string(self.result(number)).unwrap()
@@ -229,8 +229,8 @@ fn a_full_disk_is_one_line() {
     assert_eq!((stage.count(".shard"), stage.count("")), (SHARDS.len(), SHARDS.len()));
 }
 
-/// Stores are found by their usual variables, of which settings go before those of the environment; variables without
-/// the name of a store, which anybody may have set for something else, are not looked at.
+/// Stores are found by their usual variables, and settings go before the environment; variables without the name of a
+/// store are ignored, since they may have been set for another purpose.
 #[test]
 fn the_environment_says_where_stores_are() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);

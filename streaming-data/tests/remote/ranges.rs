@@ -247,7 +247,7 @@ fn an_index_that_states_another_footer_is_an_error() {
     }
     let local = DataSet::open(folder.path()).unwrap();
     assert_line(&local.sample(SAMPLE).unwrap_err(), &words);
-    // Of another size, it is another footer.
+    // A footer of another size is another footer.
     for bytes in [9, 1000] {
         change_index(folder.path(), |index| index.shards[2].footer.as_mut().unwrap().bytes = bytes);
         for error in errors(folder.path()) {
@@ -340,7 +340,7 @@ fn the_length_of_rows_takes_the_beginning_of_a_row_group() {
         let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
         assert_eq!(data_set.seq_len() + 1, row_tokens);
         assert_eq!(DataSet::open(folder.path()).unwrap().seq_len() + 1, row_tokens);
-        // What is asked for of the end, where the size of the footer is not known.
+        // The bytes that are requested at the end where the size of the footer is unknown.
         let tail = 64 << 10;
         let read = (2 << 20) + if is_enough { 0 } else { bytes };
         assert!((read - tail..=read + tail).contains(&store.asked.bytes()));

@@ -14,7 +14,7 @@ use tidemill_streaming_data::{
 
 use crate::{assert_line, settings, store_settings};
 
-/// What a server says.
+/// An answer of a server.
 struct Answer {
     head: String,
     body: &'static [u8],
@@ -34,7 +34,7 @@ impl Answer {
     }
 }
 
-/// A server that says the same to everybody, and what it is told: a head of a request at a time. It ends
+/// A server that gives every request the same answer, and the heads of the requests that it gets. It ends
 /// with the program.
 fn server(answer: Answer) -> (SocketAddr, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -145,7 +145,7 @@ fn a_session_token_does_not_follow_a_redirect_to_another_port() {
     for secret in ["of-ours", "authorization", "x-amz", "referer", "bucket"] {
         assert!(!asked.contains(secret), "{secret}: {asked}");
     }
-    // What writes is not led away at all.
+    // Writes never follow a redirect.
     let error = folder.put("x", bytes::Bytes::from_static(b"{}")).unwrap_err();
     assert_line(&error, &["PUT was redirected to http://127.0.0.1, another server"]);
     assert!(told_other.try_recv().is_err());

@@ -73,7 +73,7 @@ fn a_shard_that_stays_damaged_is_named_and_not_kept() {
         let error = read_and_compare(&data_set, ShuffleOrder::None, 0..82, false).unwrap_err();
         let named = format!("row group 1 of shard memory://store/set/{THIRD} is damaged");
         assert_line(&error, &[&named, "as the footer says"]);
-        // By each thread that decodes or fetches ahead, some of which may be of the reader before.
+        // Each thread that decodes or fetches ahead makes requests, and some threads may be of the reader before.
         let requests = store.asked.of(&format!("set/{THIRD}")) - before;
         assert!((4..=24).contains(&requests), "{requests}");
         // Parts may still be downloading.
@@ -106,7 +106,7 @@ fn a_damaged_file_of_the_cache_is_replaced() {
     assert_eq!(read(), 0);
 }
 
-/// What was learnt of a file that was verified is not believed of ranges that come from elsewhere.
+/// A verified copy of a file does not make ranges trusted that come from elsewhere.
 #[test]
 fn ranges_are_verified_after_whole_shards_were_read() {
     for folder in [unindexed(), hashed_example(&SAMPLES, ROW_TOKENS)] {

@@ -68,7 +68,7 @@ impl Inputs {
         fs::remove_file(self.0.path().join(format!("{:02}.txt", 2 * step))).unwrap();
         self.write(2 * step + 7, 40 + step);
         self.write(20 + step, 20 + step);
-        // What stands a second time in one step has no copy in the next.
+        // A document with a copy in one step has none in the next.
         self.write(30, 2 * step + 1);
     }
 
@@ -134,7 +134,7 @@ fn assert_holds(found: &Objects, expected: &Objects, what: &str) {
     }
 }
 
-/// What never changes once it is there.
+/// The objects that never change once they are there.
 fn lasting(objects: &Objects) -> Objects {
     let is_lasting = |name: &str| name != INDEX_FILE && name != "state/seen";
     let lasting = objects.iter().filter(|(name, _)| is_lasting(name));
@@ -267,8 +267,8 @@ fn a_lost_answer_to_the_last_write_is_not_anothers_update() {
     assert_holds(&after, &lasting(&first), "nothing was written");
 }
 
-/// What a hash does not tell is compared, and names of files are those of their content: an index of which a byte is another
-/// is neither built on nor pruned by.
+/// Names of files are hashes of their content, and everything that no hash covers is compared: an index with a changed byte is
+/// neither built on nor used to prune.
 #[test]
 fn a_byte_of_an_index_that_is_another_is_noticed() {
     let inputs = Inputs::new();
@@ -307,7 +307,7 @@ fn a_byte_of_an_index_that_is_another_is_noticed() {
             let undisturbed = folder(Arc::clone(&store.inner) as _, &store_settings());
             let pruned = prune_in_store(&undisturbed, NonZeroUsize::MIN);
             let after = objects(&store);
-            // What does not tell which files a version has, or stands beside the version's own index, decides about none.
+            // A file that does not list the files of a version, or lies beside the version's own index, decides about no file.
             let is_noticed = at == 1 || at == 2 && name == version;
             match pruned {
                 Ok(_) => {
@@ -330,7 +330,7 @@ fn a_byte_of_an_index_that_is_another_is_noticed() {
 const MARK: &str = "TIDEMILL_TEST_MARK";
 const PHASE: &str = "TIDEMILL_TEST_PHASE";
 
-/// What the processes of the next test do: they update up to some moment, say so by a file, and wait for what comes.
+/// The program of the next test's processes: they update up to some moment, signal it by a file, and wait.
 #[test]
 #[ignore = "another test starts it, with an environment of its own"]
 fn child() {

@@ -61,7 +61,7 @@ fn http_gs_and_az_are_read_too() {
     }
 }
 
-/// What is written to Google's and Azure's stores is listed, comes back, and can be removed.
+/// Objects in Google's and Azure's stores can be written, listed, read and removed.
 #[test]
 fn gs_and_az_are_written_too() {
     let root = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn gs_and_az_are_written_too() {
     }
 }
 
-/// What is compared differs: an etag here, a generation there.
+/// The stores compare different tokens: an etag here, a generation there.
 #[test]
 fn of_two_that_claim_a_folder_of_gs_az_or_memory_the_later_has_it() {
     let blobs = BlobServer::start();

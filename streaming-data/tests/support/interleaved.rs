@@ -25,17 +25,17 @@ use tokio::sync::oneshot;
 
 use super::{Location, RemoteFolder, StoreSettings};
 
-/// What a request changes.
+/// The change that a request makes.
 #[derive(Debug, Clone)]
 pub enum Change {
     Put(Path, PutPayload, PutOptions),
     Remove(Path),
 }
 
-/// What is told of each change: the writer, the change, and the store behind it.
+/// Called at each change with the writer, the change, and the store after it.
 type Watch = Box<dyn FnMut(usize, &Change, &InMemory) + Send>;
 
-/// What a writer does with its handle.
+/// The work of a writer with its handle.
 type Write<'a, T> = Box<dyn FnOnce(Arc<dyn ObjectStore>) -> T + Send + 'a>;
 
 /// Which of the two writers begins, and how often it has begun before.
@@ -47,7 +47,7 @@ pub struct Attempt {
     pub killed: Option<u64>,
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
     Answered,
@@ -71,7 +71,7 @@ struct Store {
 
 struct State {
     random: u64,
-    /// Of 100 requests so many fail, and of 100 decisions so many let another writer go on.
+    /// The percentage of requests that fail, and that of decisions that let another writer continue.
     failing: u64,
     switching: u64,
     turns: Vec<Turn>,
@@ -83,7 +83,7 @@ struct State {
 }
 
 impl Attempt {
-    /// What no other attempt is called.
+    /// A name that no other attempt has.
     pub fn label(&self) -> String {
         format!("writer {}, attempt {}", self.writer, self.number)
     }
@@ -104,7 +104,7 @@ pub fn folder(store: Arc<dyn ObjectStore>, name: &str) -> RemoteFolder {
 }
 
 /// Two writers of a store that is empty at first. Each begins at most `attempts` times, until it breaks off.
-/// What they came to, what is there then, and what `see` has made of all changes.
+/// Answers their results, the objects that are there then, and the state that `see` has formed of all changes.
 pub fn two_writers<T: Send, W: Default + Send + 'static>(
     seed: u64,
     attempts: u64,
@@ -147,7 +147,7 @@ pub fn killed(seed: u64) -> Option<u64> {
 }
 
 /// Lets each of `writers` ask the store through a handle of its own, on a thread of its own, until all are
-/// done and every late request has arrived. `changed` is told of all that takes effect.
+/// done and every late request has arrived. `changed` is called with every change that takes effect.
 fn interleave<T: Send>(
     seed: u64,
     inner: &InMemory,

@@ -25,7 +25,7 @@ pub const ROW_TOKENS: usize = 2049;
 
 pub const VOCABULARY: u32 = 50_257;
 
-/// What `prepare` would say of shards of [`ROW_TOKENS`].
+/// The index that `prepare` would write for shards of [`ROW_TOKENS`].
 pub fn index_of(shards: Vec<ShardEntry>) -> Index {
     Index {
         format_version: FORMAT_VERSION,

@@ -55,7 +55,7 @@ pub struct Form {
 pub enum Hashes {
     None,
     Right,
-    /// What stands in the footer, whatever it is.
+    /// This text in the footer, right or wrong.
     Stated(String),
 }
 
@@ -155,7 +155,7 @@ pub fn footer_range(shard: &[u8]) -> Range<usize> {
     end - length as usize..shard.len()
 }
 
-/// What the footer of a shard is to say of its row groups.
+/// The hashes of row groups that the footer of a shard must have.
 pub fn row_group_hashes(shard: &[u8]) -> String {
     let hashes: Vec<String> = row_groups(shard)
         .into_iter()

@@ -21,7 +21,7 @@ struct Room {
 
 #[derive(Default)]
 struct State {
-    /// By sender and receiver.
+    /// Messages in flight, indexed by sender and receiver.
     mail: Vec<VecDeque<Vec<u8>>>,
     messages: u64,
     bytes: u64,
@@ -101,15 +101,15 @@ impl Peers for Chair<'_> {
     }
 }
 
-/// What was sent.
+/// The amount of messages that were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
     pub messages: u64,
     pub bytes: u64,
 }
 
-/// What process 0 gives where each of so many does `work`, of which the first error ends them all. Between two of them at most
-/// `window` bytes are in flight.
+/// The result of process 0, where each of so many processes does `work`; the first error ends them all. Between two of them at
+/// most `window` bytes are in flight.
 pub fn in_processes<R: Send>(
     processes: usize,
     window: usize,

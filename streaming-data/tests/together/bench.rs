@@ -51,7 +51,7 @@ impl Bench {
         PrepareSettings { shard_samples: Some(number(60)), ..settings }
     }
 
-    /// What is left in the folder but for lists.
+    /// The names in the folder except for lists.
     pub fn left(&self) -> Vec<String> {
         names(self.folder.path()).into_iter().filter(|name| !name.ends_with(".txt")).collect()
     }
@@ -98,7 +98,7 @@ impl<F: Fn(&str) -> Result<(), TokenizeError> + Send + Sync> Tokenize for Encode
     }
 }
 
-/// Peers of which one does something before its messages: it is told which process sent one, and how many that had sent before.
+/// Peers, one of which calls a function before its messages: with the sending process, and the number of messages it has sent.
 pub struct Before<'a> {
     peers: &'a dyn Peers,
     received: Mutex<Vec<usize>>,

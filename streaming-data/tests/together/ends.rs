@@ -46,7 +46,7 @@ fn what_is_wrong_in_one_process_is_the_error_of_all() {
             }
         }
     }
-    // What process 0 finds out before the others are told anything, and after all have done their part.
+    // Errors that process 0 finds before it has sent anything, and after all have done their part.
     for (settings, words) in [
         (PrepareSettings { inputs: vec![bench.path("none")], ..bench.settings() }, "none"),
         (PrepareSettings { seq_len: Some(number(1 << 30)), ..bench.settings() }, "at least"),

@@ -121,7 +121,7 @@ fn what_ends_at_the_last_moment_is_not_put_in_place() {
     }
 }
 
-/// What `work` gives, on a thread that is left behind where it hangs.
+/// The result of `work`, which runs on a thread that is left behind if it hangs.
 fn within_a_while<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = channel();
     thread::spawn(move || done.send(work()));

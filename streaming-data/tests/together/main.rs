@@ -30,7 +30,7 @@ use outcome::{line, names};
 use peers::in_processes;
 
 impl Bench {
-    /// What was prepared, which is taken away.
+    /// Takes the prepared files away.
     fn take(&self, report: &PrepareReport) -> Prepared {
         let files = files(&self.path("out"));
         fs::remove_dir_all(self.path("out")).unwrap();
@@ -217,7 +217,7 @@ fn dedup(dedup: Dedup, memory_bytes: u64) -> DedupSettings {
     DedupSettings { dedup, memory_bytes }
 }
 
-/// What may be asked for, of which each is prepared by one process and by several.
+/// Settings, with each of which one process and several prepare.
 fn asked(bench: &Bench) -> Vec<(&'static str, PrepareSettings)> {
     let plain = bench.settings();
     let mut list = format!("{}\n", bench.path("in/a/0.txt").display());

@@ -65,7 +65,7 @@ fn what_did_not_change_is_not_read() {
     assert_eq!(report.former, report.prepared.fingerprint);
     assert!(files(&bench.path("out")) == before);
 
-    // Of another time only, a file is read, but nothing of it is new.
+    // A file of which only the time changed is read, but nothing of it is new.
     bench.touch("in/lines.jsonl");
     let changes = bench.update("out").unwrap().prepared.changes;
     assert_eq!((changes.inputs_read, changes.texts_read, changes.texts_tokenized), (1, 60, 0));
@@ -181,7 +181,7 @@ fn broken_lines_are_counted_once_and_strictness_stays() {
     assert_eq!((report.broken, report.named_broken.len()), (2, 2));
     assert_eq!(report.documents, 90);
     assert_is_new(&bench);
-    // Of what is not read, all are counted, and none is named again.
+    // Broken lines of files that are not read again are counted, and not named again.
     let report = bench.update("out").unwrap().prepared;
     assert_eq!((report.broken, report.named_broken.len()), (2, 0));
 
@@ -358,7 +358,7 @@ fn digits(fingerprint: String) -> String {
 
 #[test]
 fn inputs_are_found_again_from_another_folder_and_lists_begin_where_they_began() {
-    // What is kept are absolute paths: nothing of the state depends on the current folder.
+    // The state has absolute paths: it does not depend on the current folder.
     let mut bench = bench();
     let list = bench.write("keys.txt", format!("{}\n", bench.path("in/05.txt").display()));
     let settings = PrepareSettings { exclude: Some(list), ..near(&bench, "listed") };

@@ -116,7 +116,7 @@ fn after_an_error_it_updates_in_any_case() {
     assert_is_new(&bench);
 }
 
-/// What can be no input is no change; what could not be read is tried again for as long as it can be opened.
+/// A file that cannot be an input is no change; one that could not be read is tried again for as long as it can be opened.
 #[cfg(target_os = "linux")]
 #[test]
 fn pipes_are_no_change_and_what_could_not_be_read_is_tried_again() {

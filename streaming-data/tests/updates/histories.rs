@@ -217,7 +217,7 @@ fn is_reported(seed: u64) -> bool {
     !seed.is_multiple_of(4)
 }
 
-/// What a seed stands for.
+/// The settings of a seed.
 fn settings(seed: u64, bench: &Bench, output: &str) -> PrepareSettings {
     let dedup = [Dedup::Near, Dedup::None, Dedup::Exact, Dedup::Near][seed as usize % 4];
     let filters = match seed % 3 {
@@ -239,7 +239,7 @@ fn settings(seed: u64, bench: &Bench, output: &str) -> PrepareSettings {
     }
 }
 
-/// What tells versions apart: shards and state.
+/// The parts that tell versions apart: shards and state.
 fn made_of(files: &Files) -> [serde_json::Value; 2] {
     let index: serde_json::Value = serde_json::from_slice(&files["index.json"]).unwrap();
     ["shards", "state"].map(|part| index.get(part).expect("every version has it").clone())
@@ -279,7 +279,7 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
                 dedup_memory_bytes: if step % 2 == 0 { 0 } else { 1 << 20 },
                 ..UpdateSettings::new(world.bench.path("out"))
             };
-            // By one process, two or three.
+            // One process updates, or two, or three.
             let report = match 1 + (seed + 2 * step) as usize % 3 {
                 1 => world.bench.update_with(&update),
                 processes => in_processes(processes, 4 << 20, |peers| {
@@ -329,7 +329,7 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
             tokenized += updated.changes.texts_tokenized;
             documents += updated.documents;
         }
-        // What is in the stream is what a preparation without a state packs.
+        // The stream equals that of a preparation without a state.
         let plain =
             PrepareSettings { layout: Layout::Stream, ..settings(seed, &world.bench, "new") };
         let report = prepared(&plain);

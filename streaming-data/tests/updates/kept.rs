@@ -67,7 +67,7 @@ fn a_shard_that_stands_more_often_than_before_is_copied() {
     assert_is_new(&bench);
 }
 
-/// What is copied or taken apart is what the index says, or the update fails.
+/// Shards that are copied or taken apart match the index, or the update fails.
 #[test]
 fn a_shard_that_is_damaged_is_not_built_on() {
     for (front, what) in [(text(1, 400), "copied"), (text(3, 5), "packed with others")] {

@@ -48,7 +48,7 @@ pub fn documents_of(folder: &Path) -> Documents {
     documents.collect()
 }
 
-/// What changed between two states of the inputs.
+/// The changes between two states of the inputs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     inputs: Changed,
@@ -178,7 +178,7 @@ fn verdicts_that_change_are_told() {
     assert_eq!((update.inputs, update.documents), (changed, changed));
     assert!(update.shards.kept > 0 && update.shards.written > 0);
     assert_eq!(update.former, report.fingerprint);
-    // What changes nothing leaves the version with what made it.
+    // An update without changes leaves the version and the report of its making.
     bench.touch("in/c.txt");
     bench.update("out").unwrap();
     assert_eq!(report_of(&bench).unwrap().update, Some(update));
@@ -239,7 +239,7 @@ fn reports_stay_with_their_versions() {
         names
     };
     assert_eq!(listed(), names_of(&reports));
-    // What an update that did not end left is of no version.
+    // The files of an update that did not end belong to no version.
     let orphan = bench.path("out").join("index/0123456789abcdef0123456789abcdef.report.html");
     fs::write(&orphan, "left").unwrap();
     let pruned = prune(&bench.path("out"), NonZeroUsize::new(2).unwrap()).unwrap();

@@ -141,7 +141,7 @@ fn an_update_leaves_the_objects_of_a_preparation_from_nothing() {
         assert!(name == "state/seen" || objects.get(name) == Some(content), "{name}");
     }
     assert!(objects.contains_key(&version_file_of(report.former)));
-    // What was a copy of the one that is gone comes back.
+    // The copy of the document that is gone comes back.
     stored.bench.remove("in/09.txt");
     assert_eq!(stored.update().unwrap().prepared.changes.texts_tokenized, 1);
     stored.assert_is_new();
@@ -170,7 +170,7 @@ fn of_two_that_update_at_once_one_alone_becomes_the_newest() {
     stored.assert_is_new();
 }
 
-/// What an update that is not there yet has written is safe from `prune`, or the update is refused.
+/// Files of an unfinished update are safe from `prune`, or the update is refused.
 #[test]
 fn what_is_pruned_is_of_no_version() {
     let mut stored = Stored::new();
@@ -208,7 +208,7 @@ fn what_is_pruned_is_of_no_version() {
 fn a_version_that_is_about_to_be_published_is_not_pruned() {
     let stored = Stored::new();
     let first = stored.objects("set")["index.json"].clone();
-    // That it is later is told by the store's clock.
+    // The store's clock says that it is later.
     stored.wait_for_the_clock();
     stored.bench.remove("in/07.txt");
     let second = stored.update().unwrap().prepared.fingerprint;

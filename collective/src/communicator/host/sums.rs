@@ -24,7 +24,7 @@ struct Target {
     nodes: Vec<Node>,
     /// Its terms among the expected chunks.
     terms: Range<usize>,
-    /// By node, use and piece: how many terms have not come.
+    /// The number of missing terms of each piece, indexed by node, use and piece.
     awaited: Vec<Vec<Vec<usize>>>,
 }
 
@@ -100,7 +100,7 @@ impl<B: Backend> Host<B> {
         let posted = self.inbox.sums(key)?;
         let (member, own) = (self.rank - self.members().start, cut.of_rank(self.rank));
         let place = (member, own.len());
-        let sums = read_sums((backend, stream), &posted, place, &mut self.spent.traffic)?;
+        let sums = read_sums((backend, stream), &posted, place, &mut self.cost.traffic)?;
         let from = backend.record_timed(stream)?;
         let uses = posted[member].0.uses;
         self.send_sums((backend, stream), key, cut, &sums)?;
@@ -119,7 +119,7 @@ impl<B: Backend> Host<B> {
             }
         }
         self.sum_what_comes((backend, stream), &mut bucket, &sums, out)?;
-        let read = self.spent.summed((backend, stream), from)?;
+        let read = self.cost.summed((backend, stream), from)?;
         self.read.keep_sums(backend, &read, key.bucket, posted);
         Ok(())
     }

@@ -51,7 +51,7 @@ impl<B: Backend> Host<B> {
         if self.holders == Holders::EACH {
             let posted = self.inbox.updates(key)?;
             let ranks = (self.members().start, self.rank);
-            let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
+            let (into, traffic) = (out.reborrow(), &mut self.cost.traffic);
             copy_updates((backend, stream), &posted, ranks, cut, into, traffic)?;
             self.read.keep_updates(backend, key, posted);
         }
@@ -59,7 +59,7 @@ impl<B: Backend> Host<B> {
             let bytes = cut.of_rank(self.holders.place(owner)).len() * bytes;
             match self.reader(rank) == self.rank {
                 true => self.note_came(rank, bytes),
-                false => self.spent.traffic.read(bytes),
+                false => self.cost.traffic.read(bytes),
             }
         }
         match out {

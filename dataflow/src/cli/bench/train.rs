@@ -186,7 +186,7 @@ struct Measurement<'a> {
     cut: &'a BatchPlan,
     model: &'a Blueprint,
     cluster: ClusterSettings,
-    /// Is told how many devices like these it would fit on.
+    /// Called with the number of devices like these that the run would fit on.
     fitting: &'a FittingDevices,
 }
 

@@ -190,7 +190,7 @@ fn flatten(path: String, node: Node, leaves: &mut Vec<Leaf>) {
 /// Nodes from events.
 struct Reader<'input> {
     parser: Parser<'input, StrInput<'input>>,
-    /// By number, what aliases repeat, and how many values that is.
+    /// For each anchor the node that its aliases repeat, and the number of values in it.
     anchors: BTreeMap<usize, (Node, usize)>,
     values: usize,
 }

@@ -48,7 +48,7 @@ fn warm_ups_keep_their_unit_where_there_is_one() {
     expect(&schedule("  t_warmup: 640tok\n"), "schedule", "warmup_tokens", 640);
     expect(&schedule("  t_warmup: 0.1dur\n"), "schedule", "warmup_fraction", 0.1);
     expect(&schedule("  alpha_f: 0.2\n"), "schedule", "final_fraction", 0.2);
-    // Of the run, not of a schedule that is longer.
+    // A fraction refers to the duration of the run, even where the schedule is longer.
     let longer = schedule("  t_warmup: 0.1dur\n  t_max: 200ba\n");
     expect(&longer, "schedule", "warmup_steps", 10);
     expect(&longer, "schedule", "steps", 200);

@@ -68,7 +68,7 @@ pub(super) struct Translation {
     pub(super) left: Reasons,
     /// Keys that must be filled in, as `table.key`.
     pub(super) to_fill_in: Vec<String>,
-    /// By name, of [`TABLES`].
+    /// Keyed by the names of [`TABLES`].
     pub(super) tables: BTreeMap<&'static str, Table>,
 }
 

@@ -30,7 +30,7 @@ pub(super) struct DocumentTokenizer {
     pad: Option<u32>,
 }
 
-/// By which library documents are tokenized.
+/// The library that tokenizes documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Library {
     /// The fastest that gives the tokens of the reference.

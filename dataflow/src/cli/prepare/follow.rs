@@ -19,7 +19,7 @@ use crate::job::StopRequest;
 
 /// Updates the data set at `output` whenever its inputs change, and prints the changes each time.
 pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Result<ExitCode> {
-    let stop = heed_signals()?;
+    let stop = stop_on_signals()?;
     let (settings, tokenizer) = update::update(arguments, arguments.workers.unwrap_or(cores()))?;
     let mut follow = Follow::new(settings);
     let between = Duration::from_secs(arguments.look_seconds.get().into());
@@ -82,7 +82,7 @@ fn may_pass(error: &PrepareError, output: &Location) -> bool {
 }
 
 /// The request to stop that the first Ctrl-C (or SIGTERM) makes, which wakes this thread; the second ends the process at once.
-fn heed_signals() -> anyhow::Result<StopRequest> {
+fn stop_on_signals() -> anyhow::Result<StopRequest> {
     let stop = StopRequest::default();
     let (asked, waiting) = (stop.clone(), thread::current());
     on_requests_to_stop(move |requests| match requests {

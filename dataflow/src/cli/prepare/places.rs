@@ -14,7 +14,9 @@ use tidemill_streaming_data::prepare::{
 use super::PrepareArguments;
 use super::phases::Phases;
 use crate::cli::exit::ExitCode;
-use crate::cli::processes::{Member, Place, answer, is_supervised, leave, quiet_worker_panics};
+use crate::cli::processes::{
+    ClusterProcess, Place, answer, is_supervised, leave, quiet_worker_panics,
+};
 use crate::cli::signals::on_requests_to_stop;
 use crate::cli::supervise;
 use crate::cluster::{ClusterError, ClusterSettings, Lifeline, SupervisorSettings};
@@ -117,27 +119,27 @@ pub(super) fn run(
     let stop = StopRequest::default();
     if is_supervised() {
         // Before it waits for its siblings: it is stopped together with them.
-        heed_signals(&stop)?;
+        stop_on_signals(&stop)?;
     }
     let cores = cores();
     let threads = |_processes: usize, here: usize| match arguments.workers {
         Some(workers) => workers.get(),
         None => (cores.get() / here.max(1)).max(1),
     };
-    let member = match arguments.places.place(threads)? {
+    let process = match arguments.places.place(threads)? {
         Place::Supervisor { processes, threads } => {
             // A wrong setting is reported once.
             task(NonZeroUsize::MIN)?;
             return supervise(arguments, processes.get(), threads);
         }
-        Place::Member(member) => member,
+        Place::ClusterProcess(process) => process,
     };
-    let workers = NonZeroUsize::new(member.cluster.threads).unwrap_or(NonZeroUsize::MIN);
+    let workers = NonZeroUsize::new(process.cluster.threads).unwrap_or(NonZeroUsize::MIN);
     let task = task(workers)?;
-    if member.cluster.processes() > 1 {
-        return as_member(member, task, &stop);
+    if process.cluster.processes() > 1 {
+        return in_cluster(process, task, &stop);
     }
-    heed_signals(&stop)?;
+    stop_on_signals(&stop)?;
     let mut phases = Phases::new();
     let done = task.alone(&mut |now| phases.show(now, &stop));
     phases.finish();
@@ -145,31 +147,31 @@ pub(super) fn run(
 }
 
 /// Takes part as one of several processes.
-fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<Ended> {
+fn in_cluster(process: ClusterProcess, task: Task, stop: &StopRequest) -> anyhow::Result<Ended> {
     quiet_worker_panics();
-    member.warn_of_open_ports();
-    let Member { cluster, lifeline } = member;
+    process.warn_of_open_ports();
+    let ClusterProcess { cluster, lifeline } = process;
     let process = cluster.process;
     match &lifeline {
-        // Where one process stops, the others learn it from that one.
+        // Of supervised processes only process 0 acts on a request to stop; the others learn of it from process 0.
         Some(lifeline) if process == 0 => {
             let stop = stop.clone();
             lifeline.on_stop(move || stop.request());
         }
         Some(_) => {}
-        None => heed_signals(stop)?,
+        None => stop_on_signals(stop)?,
     }
     let mut cluster: ClusterSettings = cluster;
     for (key, value) in task.identity() {
         cluster = cluster.with_identity(key, value);
     }
-    let heeds = process == 0 || lifeline.is_none();
+    let acts_on_stop = process == 0 || lifeline.is_none();
     let (done, asked) = (Arc::new(Mutex::new(None)), stop.clone());
     let slot = Arc::clone(&done);
     let ended = together(cluster, stop, move |peers| {
         let mut phases = if process == 0 { Phases::new() } else { Phases::silent() };
         let never = StopRequest::default();
-        let asked = if heeds { &asked } else { &never };
+        let asked = if acts_on_stop { &asked } else { &never };
         let did = task.together(peers, &mut |now| phases.show(now, asked));
         phases.finish();
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = did?;
@@ -185,8 +187,8 @@ fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<E
     }
     let code = match ended {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // Of those that were started together one says so.
-        Err(ClusterError::StoppedEarly) if heeds => Err(PrepareError::Interrupted.into()),
+        // Of the processes that one supervisor has started, only process 0 reports it.
+        Err(ClusterError::StoppedEarly) if acts_on_stop => Err(PrepareError::Interrupted.into()),
         Err(error @ ClusterError::StoppedEarly) => {
             Ok(ExitCode::from(error.exit_class().exit_code()))
         }
@@ -219,7 +221,7 @@ pub(super) fn cores() -> NonZeroUsize {
 }
 
 /// The first Ctrl-C (or SIGTERM) ends the work, and removes the files written so far; the second ends the process at once.
-fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
+fn stop_on_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
     on_requests_to_stop(move |requests| match requests {
         1 => stop.request(),

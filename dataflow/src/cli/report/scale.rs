@@ -70,7 +70,7 @@ impl Scale {
                 if ticks.len() < FEWEST_TICKS {
                     return linear();
                 }
-                // Of many decades every so many.
+                // Over many decades only every n-th tick is kept.
                 let apart = ticks.len().div_ceil(2 * TICKS as usize);
                 ticks = ticks.into_iter().step_by(apart).collect();
                 ticks

@@ -239,10 +239,13 @@ fn a_checkpoint_that_another_has_replaced_is_not_read() {
     write_checkpoint(dir.path(), 0.0);
     let run = RunFolder::hold(dir.path()).unwrap();
     let StateOrigin::Checkpoint(stored) = stored(&run) else { unreachable!() };
-    let sight = |fingerprint| Sight { token: stored.token.clone().unwrap(), fingerprint };
-    let seen = |sight: Sight| see(dir.path(), &START, &sight, (&layout(), &STATES)).is_some();
-    assert!(seen(sight(stored.files.fingerprint())));
-    assert!(!seen(sight("xxh3-128:another".to_owned())));
+    let identity =
+        |fingerprint| FilesIdentity { token: stored.token.clone().unwrap(), fingerprint };
+    let seen = |identity: FilesIdentity| {
+        find_files(dir.path(), &START, &identity, (&layout(), &STATES)).is_some()
+    };
+    assert!(seen(identity(stored.files.fingerprint())));
+    assert!(!seen(identity("xxh3-128:another".to_owned())));
 }
 
 /// Process 1 waits for what worker 0 would send next.

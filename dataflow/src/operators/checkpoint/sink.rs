@@ -6,8 +6,8 @@ use tidemill_collective::{Chunk, Credit, CreditLedger, StatePart};
 
 use super::writers::StateWriters;
 use crate::cluster::Failure;
-use crate::operators::companion::{Jobs, OperatorGone, Replies};
 use crate::operators::error::GraphError;
+use crate::operators::job_thread::{Jobs, OperatorGone, Replies};
 use crate::operators::optimize::StepReport;
 
 /// The files of a checkpoint that a worker has written: the checksum of each by its name.

@@ -15,7 +15,7 @@ use crate::operators::trainers::Place;
 /// counted as those that [train](crate::operators::Trainers) are.
 #[derive(Clone, Debug, Default)]
 pub struct StateWriters {
-    /// By part, and by chunk; none where it is worker 0.
+    /// The writing worker of each chunk of each part; `None` where worker 0 writes everything.
     workers: Option<Arc<Vec<Vec<u32>>>>,
 }
 
@@ -73,7 +73,7 @@ impl Distributor<Chunk> for ByWriter {
         time: &T,
         pushers: &mut [P],
     ) {
-        // A chunk without a header is found out where it arrives.
+        // A chunk without a header goes to worker 0, which reports it as an error.
         let writer = container.header().map_or(0, |header| self.writers.of(header));
         Message::push_at(container, time.clone(), &mut pushers[self.place.worker(writer)]);
     }

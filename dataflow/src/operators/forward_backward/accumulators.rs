@@ -18,8 +18,8 @@ use crate::cluster::Failure;
 
 /// Receives finished sums.
 pub(super) trait Finished<B: Backend> {
-    /// The gradients of bucket `bucket` are final in `sums`, which together are all lanes of this worker. Answers whether anybody
-    /// still wants more.
+    /// The gradients of bucket `bucket` are final in `sums`, which together are all lanes of this worker. Answers whether further
+    /// buckets are still wanted.
     fn bucket(
         &mut self,
         device: &mut Device<'_, B>,

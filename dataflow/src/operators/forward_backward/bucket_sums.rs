@@ -12,7 +12,7 @@ use super::block_order::{BlockOrder, uses_of};
 use super::lane_sink::LaneSink;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::bucket_memory::BucketMemory;
-use crate::operators::companion::Stopped;
+use crate::operators::job_thread::Stopped;
 
 /// Takes the gradients of a lane to their owners.
 pub(super) trait Departing<B: Backend> {
@@ -29,7 +29,7 @@ pub(super) trait Departing<B: Backend> {
 /// Memory for the gradients of a bucket.
 struct Piece<B: Backend> {
     gradients: B::Buffer<f32>,
-    /// The sums that were posted to others, who may read them.
+    /// The sums that were posted to other workers, which may still read them.
     reading: Option<Reading<B>>,
 }
 
@@ -45,9 +45,9 @@ pub(super) struct BucketSums<B: Backend> {
     memory: BucketMemory,
     /// The place of each use.
     places: Vec<Place>,
-    /// By bucket, where it takes no turns or blocks add to it now.
+    /// The memory of each bucket that takes no turns, or that blocks add to now.
     held: Vec<Option<Piece<B>>>,
-    /// By bucket: whether blocks add to it now.
+    /// Whether blocks add to each bucket now.
     is_open: Vec<bool>,
     /// Pieces of buckets that take turns, the one that left first in front.
     left: VecDeque<Piece<B>>,

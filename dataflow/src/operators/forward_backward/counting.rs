@@ -21,7 +21,7 @@ type Count<S> = Box<dyn Fn(&Grain<S>) -> Option<u64>>;
 pub(super) struct Counting<S> {
     count: Count<S>,
     plan: Arc<TrainingPlan>,
-    /// Of lanes that lack grains, by step and lane: the grains that are there, and their counted tokens.
+    /// The incomplete lanes by step and lane, each with the number of its grains that have come and their counted tokens.
     lanes: BTreeMap<(u64, usize), (usize, u64)>,
 }
 

@@ -20,8 +20,8 @@ use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
-use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
+use crate::operators::job_thread::{Jobs, Replies, Stopped};
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::queue_trace::QueueTrace;
@@ -198,7 +198,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         }
         outbox.skip_to_end(&mut device)?;
         drop(source);
-        // Of several workers the others read the sums where they are.
+        // With several workers the others read the sums in this memory, so it is not given back here.
         let sums = if outbox.post.is_none() { self.sums.take_kept() } else { None };
         replica.give_back(&parts.backend, sums)
     }
@@ -232,7 +232,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let losses =
             parts.model.forward_backward(device, workspace, source, microbatch, &mut *sink);
         let losses = match losses {
-            // Either the operator is gone, or the sink refused a block: it says which.
+            // The sink is closed because a block came out of order, which `check_order` reports, or because the operator is gone.
             Err(ModelError::SinkClosed) => {
                 sink.check_order()?;
                 return Err(sink.stopped().unwrap_or(Stopped::Unwanted));

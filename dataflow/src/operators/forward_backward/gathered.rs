@@ -42,7 +42,7 @@ pub(super) struct GatheredParameters<B: Backend> {
     /// Where the block is that was entered last.
     current: usize,
     /// Since it was asked for.
-    spent: GatheredBlocks<B>,
+    blocks: GatheredBlocks<B>,
     trace: QueueTrace<B>,
 }
 
@@ -61,14 +61,14 @@ impl<B: Backend> GatheredParameters<B> {
             })
         };
         let places = [place()?, place()?];
-        let (mut stream, spent) = (backend.device_stream()?, GatheredBlocks::default());
+        let (mut stream, blocks) = (backend.device_stream()?, GatheredBlocks::default());
         let trace = QueueTrace::new(*backend, &mut stream, "gathering queue")?;
-        Ok(Self { member, plan, stream, places, current: 0, spent, trace })
+        Ok(Self { member, plan, stream, places, current: 0, blocks, trace })
     }
 
     /// The time that gathering took since the last call.
-    pub(super) fn spent(&mut self) -> GatheredBlocks<B> {
-        std::mem::take(&mut self.spent)
+    pub(super) fn take_blocks(&mut self) -> GatheredBlocks<B> {
+        std::mem::take(&mut self.blocks)
     }
 
     /// Waits for all copies, and writes down when they were.
@@ -108,7 +108,7 @@ pub(super) struct BlockByBlock<'a, B: Backend> {
 impl<B: Backend> BlockByBlock<'_, B> {
     /// Brings the parameters that a block reads to `place`.
     fn bring(&mut self, backend: &B, entered: (usize, Direction), place: usize) -> Result<()> {
-        let GatheredParameters { member: own, plan, stream, places, spent, trace, .. } =
+        let GatheredParameters { member: own, plan, stream, places, blocks, trace, .. } =
             &mut *self.gathered;
         let place = &mut places[place];
         place.uses.clear();
@@ -117,7 +117,7 @@ impl<B: Backend> BlockByBlock<'_, B> {
         }
         let from = backend.record_timed(stream)?;
         let mut read = |of: &FromMember, bytes: usize| {
-            spent.bytes += if of.member == *own { 0 } else { (of.elements() * bytes) as u64 };
+            blocks.bytes += if of.member == *own { 0 } else { (of.elements() * bytes) as u64 };
         };
         for use_index in plan.needed(entered) {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
@@ -193,7 +193,7 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
                 MemoryPlace::Host => came.from.clone(),
                 MemoryPlace::Device => left,
             };
-            self.gathered.spent.push(backend, Span { interval: came, awaited })?;
+            self.gathered.blocks.push(backend, Span { interval: came, awaited })?;
         }
         match self.next(entered) {
             Some(next) if self.place_of(next).is_none() => self.bring(backend, next, 1 - place),

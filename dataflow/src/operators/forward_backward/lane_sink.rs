@@ -5,7 +5,7 @@ use tidemill_model::{GradientSink, Layout};
 
 use super::block_order::BlockOrder;
 use crate::cluster::Failure;
-use crate::operators::companion::Stopped;
+use crate::operators::job_thread::Stopped;
 
 /// A [`GradientSink`] of one microbatch of a lane.
 pub(super) trait LaneSink<B: Backend>: GradientSink<B> {

@@ -14,7 +14,7 @@ use crate::parallel::Sharding;
 pub(super) enum LaneSums<B: Backend> {
     /// Here, until the last lane is done.
     Here(Accumulators<B>),
-    /// By their owners, each lane as it is done.
+    /// At the owners of the parameters, lane by lane.
     AtOwners(BucketSums<B>),
 }
 

@@ -10,7 +10,7 @@ use tidemill_model::Device;
 use super::accumulators::Finished;
 use super::bucket_sums::Departing;
 use super::device::{DeviceParts, DeviceReply};
-use crate::operators::companion::{Replies, Stopped};
+use crate::operators::job_thread::{Replies, Stopped};
 use crate::operators::ticket::{Ready, Ticket};
 
 /// Tells all workers of finished buckets.

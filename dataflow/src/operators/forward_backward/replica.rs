@@ -5,8 +5,8 @@ use tidemill_model::{Device, Layout, ParameterSource};
 
 use super::gathered::GatheredParameters;
 use crate::cluster::Failure;
-use crate::operators::companion::Stopped;
 use crate::operators::gather_plan::GatherPlan;
+use crate::operators::job_thread::Stopped;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::span::GatheredBlocks;
@@ -78,7 +78,7 @@ impl<B: Backend> Replica<B> {
         if let Some(gathered) = gathered {
             let copied = backend.record(gathered.stream())?;
             backend.wait_for(stream, &copied)?;
-            blocks = gathered.spent();
+            blocks = gathered.take_blocks();
         }
         borrower.give_back(backend, stream, sums, blocks)
     }

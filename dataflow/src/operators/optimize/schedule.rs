@@ -20,7 +20,7 @@ struct Gathered {
     losses: Vec<Option<LaneLoss>>,
     /// Tokens that lanes will count, if they are known before.
     counted: Vec<Option<u64>>,
-    /// By bucket: whether it is summed.
+    /// Whether each bucket is summed.
     summed: Vec<bool>,
     squares: Vec<Option<f64>>,
 }
@@ -51,7 +51,7 @@ pub(super) struct OptimizerSchedule {
     updates: VecDeque<usize>,
     /// Updates of the step that are not done.
     outstanding: usize,
-    /// By bucket: the cut that has not taken its state, by its step. It is not updated before.
+    /// For each bucket the step of the cut that has not taken its state yet; until then the bucket is not updated.
     untaken: Vec<Option<u64>>,
 }
 
@@ -95,7 +95,7 @@ impl OptimizerSchedule {
     pub(super) fn counted(&mut self, counted: LaneTokens) -> Result<(), Failure> {
         let LaneTokens { step, lane, tokens } = counted;
         if step < self.step {
-            // It has been overtaken by the losses, which say it too.
+            // The losses of the step came first; they have the counts too.
             return Ok(());
         }
         let slot = self.gathered(step)?.counted.get_mut(lane as usize);

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use tidemill_collective::communicator::{Communicator, Interval, Spent};
+use tidemill_collective::communicator::{CommunicationCost, Communicator, Interval};
 use tidemill_kernels::Backend;
 
-use crate::operators::companion::{Replies, Stopped};
 use crate::operators::error::GraphError;
+use crate::operators::job_thread::{Replies, Stopped};
 use crate::operators::measure::{Communication, CommunicationReport};
 use crate::operators::queue_trace::QueueTrace;
 use crate::operators::span::{GatheredBlocks, Span, SpentTime};
@@ -14,7 +14,7 @@ use crate::operators::ticket::Ticket;
 
 /// The cost of communication in a step.
 struct OfStep<B: Backend> {
-    spent: Spent<B>,
+    cost: CommunicationCost<B>,
     /// Behind the step on the stream that computes.
     done: B::Event,
     blocks: GatheredBlocks<B>,
@@ -23,7 +23,7 @@ struct OfStep<B: Backend> {
 impl<B: Backend> OfStep<B> {
     /// The cost in figures; its sums are over, or nearly.
     fn measured(self, backend: &B) -> tidemill_kernels::Result<Communication> {
-        let Self { spent: Spent { traffic, sums, gathers }, done, blocks } = self;
+        let Self { cost: CommunicationCost { traffic, sums, gathers }, done, blocks } = self;
         let bytes_from_memory = traffic.from_memory + blocks.bytes;
         let mut time = blocks.time(backend)?;
         let sums = sums.into_iter().map(|interval| Span { interval, awaited: done.clone() });
@@ -68,13 +68,13 @@ impl<B: Backend> CommunicationLedger<B> {
         communicator: &mut dyn Communicator<B>,
         (done, blocks): (B::Event, GatheredBlocks<B>),
     ) -> tidemill_kernels::Result<()> {
-        let spent = communicator.spent();
+        let cost = communicator.take_cost();
         let mut note =
             |name, of: &[Interval<B>]| of.iter().try_for_each(|it| trace.note(backend, name, it));
-        note("summing gradients", &spent.sums)?;
-        note("gathering parameters", &spent.gathers)?;
+        note("summing gradients", &cost.sums)?;
+        note("gathering parameters", &cost.gathers)?;
         if self.replies.is_some() {
-            self.steps.push_back(OfStep { spent, done, blocks });
+            self.steps.push_back(OfStep { cost, done, blocks });
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Of memory in which the counterparts' parts of the bucket are at `parts`, side by side; `None` if all are empty.
+    /// For memory in which the counterparts' parts of the bucket are at `parts`, side by side; `None` if all are empty.
     fn of(parts: impl Iterator<Item = Range<usize>>) -> Option<Self> {
         let parts: Vec<_> = parts.collect();
         let mut some = parts.iter().filter(|part| !part.is_empty());

@@ -21,8 +21,8 @@ use super::sums::{OwnedSums, RoundPart};
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
-use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
+use crate::operators::job_thread::{Jobs, Replies, Stopped};
 use crate::operators::lending::{Lender, TakenBack};
 use crate::operators::optimize::ScheduledRule;
 use crate::operators::plan::TrainingPlan;
@@ -374,7 +374,7 @@ impl<B: Backend> OwnedState<B> {
         self.trace.end(&**backend, stream, "updating parameters", begun)?;
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
-        // Those that hold the parameters with this worker read it where it is, once it is lent.
+        // Workers that share this worker's copy of the parameters read the update in place, once it is lent.
         let holders = lender.holders();
         let Some(communicator) = &mut lender.communicator else { return Ok(()) };
         let place = holders.place(communicator.rank());

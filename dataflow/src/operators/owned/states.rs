@@ -22,7 +22,7 @@ pub(super) struct OwnedStates<B: Backend> {
 /// The place of a state's elements in its owned part.
 struct OwnedState {
     arena: StateArena,
-    /// By bucket: where its owned part begins.
+    /// For each bucket the first element of its owned part.
     starts: Vec<usize>,
     elements: usize,
 }

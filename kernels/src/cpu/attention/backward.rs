@@ -68,11 +68,11 @@ struct Read<'a> {
 
 /// A head's scratch memory.
 struct Scratch<'a> {
-    /// Of a tile of queries, transposed: the scaled queries, the gradients of outputs, and those of queries.
+    /// Transposed copies for a tile of queries: the scaled queries, the gradients of outputs, and those of queries.
     columns: &'a mut [QueryLanes],
     dout_columns: &'a mut [QueryLanes],
     dq: &'a mut [QueryLanes],
-    /// Of a tile of keys: probabilities, and the gradients of scores.
+    /// For a tile of keys: probabilities, and the gradients of scores.
     probabilities: &'a mut [QueryLanes],
     dscores: &'a mut [QueryLanes],
     /// `[48, p]` in whole vectors: a tile's queries, and its gradients of outputs.

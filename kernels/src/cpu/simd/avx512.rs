@@ -155,7 +155,7 @@ impl Simd for Avx512 {
                     _mm512_shuffle_f32x4::<0xDD>(a, b),
                 );
             }
-            // By 2: lanes i and i + 2 of a quarter first, then i and i + 1.
+            // At distance 2 and then 1: lanes i and i + 2 of a quarter are added first, then i and i + 1.
             let a = _mm512_add_ps(
                 _mm512_unpacklo_ps(by_4[0], by_4[1]),
                 _mm512_unpackhi_ps(by_4[0], by_4[1]),

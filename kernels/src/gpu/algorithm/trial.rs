@@ -353,8 +353,8 @@ impl<D: Driver> Trial<D> {
         self.read_windows(driver, queue, rows, 0)
     }
 
-    /// Of an entry of `rows` rows, the first rows, some in the middle and the last: where an algorithm would do with a rest of tiles what
-    /// it does not with the others.
+    /// Reads the first rows of an entry of `rows` rows, some in the middle and the last: the last tiles are incomplete, and an algorithm
+    /// may compute them in another way than whole tiles.
     fn read_windows(
         &self,
         driver: &D,
@@ -483,7 +483,7 @@ mod tests {
         let large = f64::from(1 << 25);
         assert!(is_rounded_once(f32, (1 << 25) as f32 + 4.0, 5.0, Some(large)));
         assert!(!is_rounded_once(f32, (1 << 25) as f32 + 8.0, 5.0, Some(large)));
-        // Of 255 + 259 either: the product may be rounded to 260 first.
+        // For 255 + 259 both 512 and 516 are accepted: the product may be rounded to 260 first.
         for (found, is_accepted) in [(512.0, true), (516.0, true), (508.0, false), (520.0, false)] {
             assert_eq!(is_rounded_once(bf16, found, 259.0, Some(255.0)), is_accepted, "{found}");
         }

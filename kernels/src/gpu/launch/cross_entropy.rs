@@ -10,7 +10,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::CROSS_ENTROPY;
-use crate::gpu::stream::Watched;
+use crate::gpu::stream::TokenLookup;
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::CrossEntropyShape;
 use crate::view::{Slice, SliceMut};
@@ -62,7 +62,7 @@ impl<D: Driver, P: Precision> backend::CrossEntropy for Gpu<D, P> {
             losses: losses.address(),
             logits: logits.address(),
             targets: targets.address(),
-            fault: stream.fault(Watched::CrossEntropy, vocab_size),
+            fault: stream.fault(TokenLookup::CrossEntropy, vocab_size),
             row_stride: row_stride as u64,
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             with_gradient: u32::from(gradient == LogitGradient::InPlace),

@@ -10,7 +10,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::EMBEDDING;
-use crate::gpu::stream::Watched;
+use crate::gpu::stream::TokenLookup;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -105,7 +105,7 @@ impl<D: Driver, P: Precision> Embedding for Gpu<D, P> {
             out: out.address(),
             table: table.address(),
             tokens: tokens.address(),
-            fault: stream.fault(Watched::EmbeddingForward, vocab_size),
+            fault: stream.fault(TokenLookup::EmbeddingForward, vocab_size),
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             width: size32(KERNEL, "width", width)?,
             adds: u32::from(output == Output::Add),
@@ -143,7 +143,7 @@ impl<D: Driver, P: Precision> Embedding for Gpu<D, P> {
         let group = EmbeddingGroup {
             grouped,
             tokens: tokens.address(),
-            fault: stream.fault(Watched::EmbeddingBackward, vocab_size),
+            fault: stream.fault(TokenLookup::EmbeddingBackward, vocab_size),
             rows: rows32,
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             tokens_per_block: tokens_per_block as u32,

@@ -118,8 +118,10 @@ macro_rules! kernels {
 impl Kernels {
     fn forward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
         match (kind, x) {
-            (NormKind::Rms, NormInput::Residual(_)) => kernels!(RMS_NORM, "rms_norm_forward", few),
-            (NormKind::Rms, NormInput::Activation(_)) => {
+            (NormKind::RootMeanSquare, NormInput::Residual(_)) => {
+                kernels!(RMS_NORM, "rms_norm_forward", few)
+            }
+            (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
                 kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_forward_activation")
             }
             (NormKind::Layer, NormInput::Residual(_)) => {
@@ -133,10 +135,10 @@ impl Kernels {
 
     fn backward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
         match (kind, x) {
-            (NormKind::Rms, NormInput::Residual(_)) => {
+            (NormKind::RootMeanSquare, NormInput::Residual(_)) => {
                 kernels!(RMS_NORM, "rms_norm_backward", ahead)
             }
-            (NormKind::Rms, NormInput::Activation(_)) => {
+            (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
                 kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_backward_activation")
             }
             (NormKind::Layer, NormInput::Residual(_)) => {

@@ -291,7 +291,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let access = update.access().and(Access::of(WIDE_BYTES, &[(parameters, 0)]));
         let name = access.choose("adamw_wide", "adamw_single");
         let launch = blocks(kernel, (update.elements as usize).div_ceil(UPDATED), THREADS)?;
-        // SAFETY: the caller vouches for the parameters, and `Update::new` has seen the others' elements.
+        // SAFETY: the caller guarantees the elements of `parameters`, and `Update::new` has checked those of the other buffers.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, AdamW { parameters, update }) }
     }
 

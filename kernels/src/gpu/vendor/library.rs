@@ -34,7 +34,7 @@ impl OpenLibrary {
     /// Opens the first of `names` that is there; `what` says what they are names of.
     ///
     /// # Errors
-    /// None is there, or one that is cannot be opened.
+    /// The library is missing, or cannot be opened.
     pub fn first_of(backend: &'static str, what: &str, names: &[&str]) -> Result<Self> {
         for name in names {
             // SAFETY: the library's own code runs when it is opened; it is the vendor's system library.

@@ -117,7 +117,7 @@ impl LaunchAttribute {
     }
 }
 
-/// Settings, function, arguments, and none of the other way to give arguments.
+/// Takes the settings, the function, its arguments, and null for `extra`, the packed form of arguments.
 pub type LaunchWithSettings = unsafe extern "C" fn(
     *const LaunchSettings,
     RawFunction,
@@ -326,14 +326,14 @@ table! {
 /// How a thread is given the device that its calls are for.
 #[derive(Clone, Copy)]
 pub enum Binding {
-    /// By a context of the device, which all its users in the process share.
+    /// The thread makes a context of the device current, which all its users in the process share.
     Context {
         retain: unsafe extern "C" fn(*mut RawContext, Device) -> Code,
         release: unsafe extern "C" fn(Device) -> Code,
         current: unsafe extern "C" fn(*mut RawContext) -> Code,
         make_current: unsafe extern "C" fn(RawContext) -> Code,
     },
-    /// By its number.
+    /// The thread sets the number of the device.
     Number {
         current: unsafe extern "C" fn(*mut Device) -> Code,
         make_current: unsafe extern "C" fn(Device) -> Code,

@@ -10,7 +10,7 @@ use crate::gpu::{Candidate, Terms};
 /// Algorithms that are looked at.
 const CANDIDATES: usize = 64;
 
-// By the numbers of hipBLAS and HIP: `hipblasComputeType_t`, `hipDataType` and `hipblasOperation_t`.
+// Values of the enums `hipblasComputeType_t`, `hipDataType` and `hipblasOperation_t` of hipBLAS and HIP.
 const COMPUTE_FP32: c_int = 2;
 const FP32: c_int = 0;
 const BF16: c_int = 14;

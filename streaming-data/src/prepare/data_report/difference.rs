@@ -28,7 +28,7 @@ pub struct Difference {
     pub inputs: Changed,
     /// Documents.
     pub documents: Changed,
-    /// Verdicts that changed on documents which did not.
+    /// Changes of the verdict on documents whose text is unchanged.
     pub verdicts: Vec<Transition>,
     /// Shards.
     pub shards: ShardsChanged,
@@ -205,7 +205,7 @@ fn item(record: Option<Record>, verdict: impl FnOnce(&Document) -> Verdict) -> I
     match record {
         Some(Record::Document(document)) => Item::Document((document.source, verdict(&document))),
         Some(Record::End(end)) => Item::End(end.digest),
-        // Of an input that does not end, which no version has.
+        // This input has no end; no version has such an input.
         Some(Record::Begin(_)) | None => Item::End(0),
     }
 }

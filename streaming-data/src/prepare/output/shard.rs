@@ -264,7 +264,7 @@ impl<'a> ShardWriter<'a> {
         };
         shard.samples += row_group.samples as u64;
         let append = || {
-            // Only what is in front of the first row group is there to be cut off.
+            // This drops the magic number in front of the first row group; nothing is in front of later ones.
             shard.writer.flush()?;
             shard.writer.inner_mut().cut();
             let mut writer = shard.writer.next_row_group()?;

@@ -181,7 +181,7 @@ impl Output for UpdatedFolder {
         }
         self.ready.iter().try_for_each(|name| self.put_in_place(name))?;
         [STATE_FOLDER, ""].into_iter().try_for_each(|folder| self.keep_names(folder))?;
-        // An index has its name once all that it lists is sure to keep its own.
+        // The index is renamed into place last, when the names of all files that it lists are durable.
         self.put_in_place(&version)?;
         self.keep_names(VERSIONS_FOLDER)?;
         self.put_in_place(INDEX_FILE)?;

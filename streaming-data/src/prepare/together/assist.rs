@@ -60,7 +60,7 @@ pub(super) fn assist(
     };
     setup.check_tokenizer(tokenizer, peers.process())?;
     let exclusions = setup.open_exclusions(peers.process())?;
-    // Nothing is packed here: a row is as good as another.
+    // An assistant packs no rows: `Work` asks for a format, and any will do.
     let nowhere = Path::new("");
     let format = ShardFormat::new(setup.seq_len).map_err(|error| encoding_error(nowhere, error))?;
     let mut assistant = Assistant {

@@ -371,7 +371,7 @@ mod tests {
         let (pipe, inputs) = (Pipe::default(), inputs());
         let mut wanted = Wanted::default();
         for number in 0..7_u64 {
-            // Of the third of process 1 there is none.
+            // The third input of process 1 has no documents.
             let count = if number == 5 { 0 } else { DOCUMENTS };
             let documents = 0..count;
             wanted.push(documents.map(|at| (at * 3, u128::from(number) << 90)).collect());

@@ -277,7 +277,7 @@ fn read_summary(unpacked: &mut Unpacked<'_>, process: usize) -> Result<Summary, 
     for _ in 0..unpacked.count()? {
         let path = path_of_bytes(unpacked.bytes()?);
         let (words, is_unreadable) = (unpacked.text()?.to_owned(), unpacked.byte()? == 1);
-        // What process 0 itself could not read, it may be able to by now.
+        // Process 0 failed to read it too, but may be able to by now.
         if is_unreadable && process > 0 {
             look_at(&path, process, &words)?;
         }

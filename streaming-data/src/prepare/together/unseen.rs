@@ -128,7 +128,7 @@ impl Unseen {
 /// # Errors
 /// [`PrepareError::InputUnseen`] where it can.
 pub(super) fn look_at(path: &Path, process: usize, words: &str) -> Result<(), PrepareError> {
-    // Of a folder, it is one of the files in it that could not be read.
+    // Only files can be compared: where the path is a folder, the process failed to read one of the files in it.
     match File::open(path).and_then(|file| file.metadata()) {
         Ok(metadata) if metadata.is_file() => {
             Err(unseen(path.to_owned(), process, words.to_owned()))

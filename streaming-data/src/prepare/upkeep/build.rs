@@ -387,7 +387,7 @@ impl<'a> Assembly<'a> {
                 match self.batches.recv_timeout(MOMENT) {
                     Ok(batch) => break batch,
                     Err(RecvTimeoutError::Timeout) => self.report()?,
-                    // What reads texts ended, and says why.
+                    // The thread that reads texts has ended, and reports why.
                     Err(RecvTimeoutError::Disconnected) => return Err(PrepareError::Interrupted),
                 }
             };

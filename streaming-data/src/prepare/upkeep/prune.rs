@@ -147,7 +147,7 @@ fn remove(
     let mut listed = BTreeSet::new();
     for version in removed {
         listed.insert(version_file_of(version.fingerprint));
-        // What its state lists is found by content, if the state is gone or damaged.
+        // If the state is gone or damaged, the files that it lists are found by content.
         listed.extend(files_of(files, version).unwrap_or_default());
     }
     let mut report = PruneReport {

@@ -404,7 +404,7 @@ mod tests {
 
     fn records() -> Vec<Record> {
         let document = |place, source, judged, fate| {
-            // Of each kind some have a length.
+            // Some documents of each kind have a length.
             let bytes = (place % 2 == 0 || place == 3).then_some(place << 9);
             Record::Document(Document { place, source, judged, fate, bytes })
         };

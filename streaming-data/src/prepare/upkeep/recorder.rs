@@ -142,7 +142,7 @@ impl<'a> Recorder<'a> {
                 };
                 match record {
                     Some((Record::Begin(begun), _)) if begun == path => break,
-                    // Of an input that was read, or is gone.
+                    // A record of an input that was read again, or is gone.
                     Some(_) => {}
                     None => unreachable!("what is taken over is in the version before"),
                 }

@@ -14,7 +14,7 @@ use crate::prepare::PrepareError;
 pub(crate) struct Origin {
     /// The part, and the shard of it.
     pub part: usize,
-    /// Tokens of the part before these.
+    /// The number of tokens that precede the document in the part.
     pub offset: u64,
     pub tokens: u64,
 }

@@ -109,7 +109,7 @@ impl Wanted {
         self.all_of(input).len()
     }
 
-    /// Of how many inputs documents may be wanted.
+    /// The number of inputs whose documents may be wanted.
     pub(crate) fn inputs(&self) -> usize {
         self.by_input.len()
     }
@@ -145,7 +145,7 @@ impl Collect for Fetching<'_> {
             return Ok(());
         }
         self.fetched[input] += batch.lengths.len();
-        // What waits for them ended, and knows why.
+        // The receiver has ended, and reports why.
         self.sender.send(batch).map_err(|_| PrepareError::Interrupted)
     }
 

@@ -39,14 +39,14 @@ fn put_claim(folder: &RemoteFolder) {
     folder.put(INDEX_FILE, bytes::Bytes::from("{\"preparing\": \"by another\"}")).unwrap();
 }
 
-/// What such a one called a file.
+/// The name that the killed `prepare` gave to a file.
 fn of_killed(name: &str) -> String {
     let at = name.find(['-', '.']).unwrap();
     format!("{}-0123456789abcdef{}", &name[..at], &name[at..])
 }
 
-/// What is being prepared is not opened, with or without its shards; the next `prepare` takes it
-/// over, and removes nothing that no `prepare` would write.
+/// A data set that is being prepared is not opened, with or without its shards; the next `prepare` takes it
+/// over, and removes only files that a `prepare` could have written.
 #[test]
 fn a_claim_is_an_error_to_readers_and_is_taken_over() {
     let (many, few) = (texts(5), texts(2));
@@ -136,7 +136,7 @@ fn errors_and_interruptions_leave_nothing() {
     }
 }
 
-/// What is being sent when a `prepare` is broken off has landed before all is removed.
+/// Files that are being sent when a `prepare` is broken off arrive before all are removed.
 #[test]
 fn what_is_on_its_way_is_removed_too() {
     let texts = texts(2);
@@ -170,8 +170,8 @@ fn what_is_on_its_way_is_removed_too() {
     assert_only_claimed(&stored(&undisturbed(&store)));
 }
 
-/// Of two that write to the same place, the one that began last goes on, and the other removes what it
-/// wrote and nothing else, whether the first is done or still running.
+/// If two write to the same place, the one that began last continues, and the other removes the files that it
+/// wrote and nothing else, whether the later one is done or still running.
 #[test]
 fn one_that_was_overtaken_ends_and_touches_nothing_of_the_other() {
     let (ours, others) = (texts(6), texts(3));
@@ -233,7 +233,7 @@ fn the_index_is_put_over_what_it_says() {
     assert_line(&error, &["memory://store/set/shard-", "-00001.parquet has 4 bytes, expected"]);
 }
 
-/// Of a server that speaks like S3 it is known that it lacks conditions, or the server says so.
+/// A server that speaks like S3 and lacks conditions: its answer says so, or the settings do.
 #[test]
 fn an_s3_server_that_lacks_conditions_is_written_all_the_same() {
     let texts = texts(3);
@@ -296,7 +296,7 @@ fn stores_without_conditions_are_written_all_the_same() {
 const TEXTS: &str = "TIDEMILL_TEST_TEXTS";
 const SAMPLES: &str = "TIDEMILL_TEST_SAMPLES";
 
-/// What the processes of the next test do: they write some shards, and wait for what comes.
+/// The program of the next test's processes: they write some shards, and wait to be killed.
 #[test]
 #[ignore = "another test starts it, with an environment of its own"]
 fn child() {

@@ -122,7 +122,7 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
             Exchanged::Sums => self.sum()?,
             Exchanged::Gathered => self.gather()?,
         }
-        drop(self.rank.end.spent());
+        drop(self.rank.end.take_cost());
         self.rank.round += 1;
         Ok(())
     }

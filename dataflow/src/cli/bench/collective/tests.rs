@@ -104,7 +104,7 @@ fn the_rate_of_a_wrong_sum_is_an_error_that_says_where() {
     assert_eq!(error.exit_class(), ExitClass::FixInput);
 }
 
-/// Of one device each and of two, which read each other's memory.
+/// The processes have one device each, or two that read each other's memory.
 #[test]
 fn devices_of_two_processes_exchange_by_a_library() {
     for of_process in [1, 2] {

@@ -156,7 +156,7 @@ pub(super) fn in_periods<E>(
         .try_for_each(|start| write(start, &values[..values.len().min(elements - start)]))
 }
 
-/// Of magnitudes over seven decades, so that the order of a sum shows in its bits.
+/// Values span seven decades, so that another order of a sum gives other bits.
 fn value(worker: usize, element: usize) -> f32 {
     const DECADES: [f32; 7] = [1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3];
     let mut x = ((worker as u64 + 1) << 32) + element as u64;

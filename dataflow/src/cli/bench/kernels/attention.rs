@@ -103,7 +103,7 @@ fn measure<B: Backend>(
     })?;
     let bytes = |columns: usize| bench.activation_bytes() * (rows * columns) as f64;
     let shown = if shared == heads { format!("{heads}") } else { format!("{heads} of {shared}") };
-    // Of every pair of a query and a key that it sees: two products forward, five backward.
+    // For each pair of a query and a visible key: two products forward, five backward.
     let pairs = (samples * heads) as f64 * positions as f64 * (positions + 1) as f64 / 2.0;
     let product = 2.0 * pairs * head_width as f64;
     let line = |direction, milliseconds, bytes, products: f64| Measurement {

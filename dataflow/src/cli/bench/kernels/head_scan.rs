@@ -88,7 +88,7 @@ fn scan<B: Backend>(
     let read = bench.activation_bytes() * (rows * (inner + xbc_width + heads)) as f64
         + documents.bytes(size);
     let of_gate = 4.0 * (rows * inner) as f64;
-    // Of a state and position, in chunks: what is read from it, and what is added to it.
+    // In chunks, each state at each position takes one product when it is read and one when it is updated.
     let products = 2.0 * (rows * inner * states) as f64;
     let line = |direction, bytes, operations, milliseconds| Measurement {
         kernel,

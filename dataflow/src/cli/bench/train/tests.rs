@@ -53,7 +53,7 @@ fn a_model_that_does_not_fit_is_told_on_how_many_devices_it_would() {
     assert_eq!(more, format!("{start}{devices}"));
     let smaller = format!("lower --seq-len, or use a smaller --preset, or {others}");
     assert!(rest.starts_with(&smaller), "{line}");
-    // Of one lane there is one worker at most.
+    // One lane allows one worker at most.
     let line = refused_with(10, &["--lanes", "1", "--microbatch-grains", "2"]);
     let expected = format!("memory: lower --microbatch-grains, which is 2, or {others}");
     assert!(line.contains(&expected), "{line}");

@@ -118,7 +118,7 @@ fn mpt_alike(translation: &mut Translation) -> Result<(), String> {
     }
     let positions = "model.learned_pos_emb";
     let alibi = translation.flag("model.attn_config.alibi")?.unwrap_or(false);
-    // With ALiBi LLM Foundry has no learned positions whatever is written.
+    // LLM Foundry ignores `learned_pos_emb` where ALiBi is on.
     if alibi || translation.flag(positions)? == Some(true) {
         let reason = "Without a key: positions are learned where model.alibi is false";
         translation.remark("model", &[positions], reason);

@@ -146,7 +146,7 @@ fn every_kind_of_tokenizer_prepares_documents_whole() {
         assert_eq!(Some(opened.eos), tokenizer.token_to_id(expected_eos), "{name}");
         assert_eq!(opened.fast.is_some(), is_fast, "{name}");
         assert_eq!(opened.vocab_size() as usize, tokenizer.get_vocab_size(true), "{name}");
-        // By the tokenizer itself, without the lengths that it was saved with.
+        // The reference: the tokenizer itself, without the truncation and padding that it was saved with.
         let mut whole = tokenizer.clone();
         whole.with_truncation(None).unwrap().with_padding(None);
         let mut stream = Vec::new();
@@ -249,8 +249,8 @@ fn what_ends_a_document_is_found_or_asked_for() {
     assert!(format!("{error:#}").contains("tokenizer_config.json: EOF"), "{error:#}");
 }
 
-/// Of several tokens that usually end a document, the one that does so most often: a tokenizer of whole texts that also
-/// has what ends an answer, say.
+/// A tokenizer may have several of the tokens that usually end a document, say one for texts and one for answers: the most
+/// usual of them is taken.
 #[test]
 fn the_likeliest_of_the_usual_ends_is_taken() {
     let usual = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]"];

@@ -25,7 +25,7 @@ enum Use {
     Gradient,
     /// The gradient of a weight from one grain, added to its lane.
     Weight,
-    /// Those of a small weight from several grains, each by itself.
+    /// The gradients of a small weight from several grains, each by itself.
     SmallWeight,
 }
 

@@ -30,7 +30,7 @@ pub(super) fn minima(elements: &[u64]) -> [u64; MINIMA] {
                 Ok(round) if round >= MINIMA => round - MINIMA,
                 _ => (((hash >> 32) * MINIMA as u64) >> 32) as usize,
             };
-            // What came in an earlier round is smaller.
+            // The round is in the upper half, so that values of earlier rounds are smaller.
             let value = (round << 32) | (hash & 0xffff_ffff);
             minima[place] = minima[place].min(value);
         }

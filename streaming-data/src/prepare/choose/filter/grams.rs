@@ -164,7 +164,7 @@ impl Grams {
     }
 }
 
-/// Of rules with these fields, the length of a run, the threshold, and the key, for the most frequent run.
+/// For each rule about the most frequent n-gram: n, the threshold in `$rules`, and the key of the rule.
 macro_rules! top_runs {
     ($rules:expr) => {
         [

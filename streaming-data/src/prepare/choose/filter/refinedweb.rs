@@ -37,7 +37,7 @@ const TABLE: &str = "refinedweb";
 impl Judge for RefinedWeb {
     fn judge(&self, document: &Measured<'_>) -> Judged {
         let mut text = document.text.to_owned();
-        // What is left out at the ends of the text goes after each rule, as its source has it.
+        // As in the reference implementation, the text is trimmed after each rule.
         let drop_lines = |text: &mut String, key, goes: &dyn Fn(&str) -> bool| {
             let mut kept = Vec::new();
             for line in text.split('\n') {

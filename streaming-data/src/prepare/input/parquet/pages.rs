@@ -108,7 +108,7 @@ impl BoundedPages {
             }
             _ => 0,
         };
-        // What does not add up is an error of the reader.
+        // Sizes that do not add up are left to the reader, which reports them.
         let (Some(stored), Some(plain)) = (
             header.compressed_bytes.checked_sub(levels),
             header.uncompressed_bytes.checked_sub(levels),

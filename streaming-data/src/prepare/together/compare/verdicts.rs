@@ -46,7 +46,7 @@ struct Telling<'a> {
     owners: &'a [usize],
     out: &'a Backlog,
     failed: Option<PrepareError>,
-    /// Of documents in these buckets, where they are reported.
+    /// The groups of documents that share buckets, where they are reported.
     groups: Option<Groups>,
 }
 

@@ -1,14 +1,14 @@
-//! The legs of a run's stream: which version of the data is read from which position on.
+//! The versions of a run's data: which version is read from which position of the run's stream on.
 //!
 //! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to the newest
-//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is the part of the stream that is
-//! read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
+//! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A *span* is the part of the stream that
+//! is read from one version; it starts at the beginning of the epoch that is due. Every later checkpoint has the decision
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
-//! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
-//! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and the workers that wait for it go on. Nothing of the
-//! graph waits: a [source](super::leg_samples) that has no samples yet answers none. Samples of a leg are decoded once all workers of the process have
-//! the samples of the leg before, so that memory and cache are as for one decoder.
+//! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks up the newest
+//! version, on a thread; [`decisions`](super::decisions) sends it to the others, each opens that version, and the workers that wait
+//! for it continue. No operator blocks: a [source](super::versioned_samples) that has no samples yet answers none. Samples of a span
+//! are decoded once all workers of the process have the samples of the span before, so that memory and cache are as for one decoder.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ use crate::error::{JobError, Result};
 use crate::operators::{SampleName, Wake};
 
 /// The part of a run that reads one version of the data.
-pub(super) struct Leg {
+pub(super) struct VersionSpan {
     /// The position of the run's stream at which it begins.
     pub(super) start: u64,
     /// The epoch of the version that begins there.
@@ -51,8 +51,8 @@ pub(super) struct Decision {
     versions: Option<Vec<ContentHash>>,
 }
 
-/// The legs as a process knows them.
-pub(super) struct Legs {
+/// The versions that a run has read and reads, as one process knows them.
+pub(super) struct DataVersions {
     began: StreamIdentity,
     /// Moves of the checkpoint that the run goes on from.
     history: Vec<Move>,
@@ -79,7 +79,7 @@ pub(super) struct Place {
 
 struct State {
     /// At least one, in order.
-    legs: Vec<Arc<Leg>>,
+    spans: Vec<Arc<VersionSpan>>,
     /// Until the first move: afterwards a decoder is there for as long as it is read.
     first_decoder: Option<Arc<Decoder>>,
     /// The first position whose version is not decided.
@@ -97,8 +97,8 @@ struct State {
     is_closed: bool,
 }
 
-impl Legs {
-    /// The legs of a run that goes on from its cursor.
+impl DataVersions {
+    /// The versions of a run that continues from its cursor.
     ///
     /// # Errors
     /// A decoder that does not start.
@@ -112,18 +112,18 @@ impl Legs {
         let samples_per_step = run.batch.samples_per_step() as u64;
         let cursor = run.cursor();
         let (_, start) = cursor.current();
-        let leg = Leg::new(start, cursor.first_epoch(), run.data.clone());
+        let span = VersionSpan::new(start, cursor.first_epoch(), run.data.clone());
         let decided = match run.config.data.follow {
             DataFollow::Began => u64::MAX,
             DataFollow::Latest => {
-                first_end(leg.epoch(samples_per_step), cursor.position - start) + start
+                first_end(span.epoch(samples_per_step), cursor.position - start) + start
             }
         };
-        let legs = Self {
+        let data_versions = Self {
             began: cursor.stream,
             history: cursor.moves,
             state: Mutex::new(State {
-                legs: vec![Arc::new(leg)],
+                spans: vec![Arc::new(span)],
                 first_decoder: None,
                 decided,
                 asked: None,
@@ -144,11 +144,11 @@ impl Legs {
             abort: abort.clone(),
             observer: Arc::clone(observer),
         };
-        let first = Arc::clone(&lock(&legs.state).legs[0]);
+        let first = Arc::clone(&lock(&data_versions.state).spans[0]);
         // Faults of the data are reported before the processes meet.
-        let decoder = legs.decoder(&first)?;
-        lock(&legs.state).first_decoder = Some(decoder);
-        Ok(Arc::new(legs))
+        let decoder = data_versions.decoder(&first)?;
+        lock(&data_versions.state).first_decoder = Some(decoder);
+        Ok(Arc::new(data_versions))
     }
 
     /// Whether any decision may be due.
@@ -159,11 +159,11 @@ impl Legs {
     /// The cursor of a checkpoint at a position.
     pub(super) fn cursor(&self, position: u64) -> Cursor {
         let state = lock(&self.state);
-        let moved = state.legs[1..].iter().take_while(|leg| leg.start < position);
-        let moved = moved.map(|leg| Move {
-            position: leg.start,
-            epoch: leg.epoch,
-            stream: leg.data.identity(),
+        let moved = state.spans[1..].iter().take_while(|span| span.start < position);
+        let moved = moved.map(|span| Move {
+            position: span.start,
+            epoch: span.epoch,
+            stream: span.data.identity(),
         });
         let moves = self.history.iter().cloned().chain(moved).collect();
         Cursor { position, stream: self.began.clone(), moves }
@@ -171,8 +171,8 @@ impl Legs {
 
     /// The name of the sample at a position.
     pub(super) fn name(&self, position: u64) -> SampleName {
-        let leg = lock(&self.state).leg_of(position);
-        let (file, row) = origin(&leg.data, leg.place(position));
+        let span = lock(&self.state).span_of(position);
+        let (file, row) = origin(&span.data, span.place(position));
         SampleName { file: file.display().to_string(), row }
     }
 
@@ -183,7 +183,7 @@ impl Legs {
         (decision.is_some() || !state.is_closed).then_some(decision)
     }
 
-    /// `wake` is called when there is another decision, or will be none, and when the next leg may be read.
+    /// `wake` is called when there is another decision, or will be none, and when the next span may be read.
     pub(super) fn wake_for_decisions(&self, wake: Wake) {
         lock(&self.state).wakes.push(wake);
     }
@@ -202,9 +202,9 @@ impl Legs {
         {
             assert_eq!(position, state.decided, "decisions are told in order, each once");
             let Some(versions) = versions else {
-                let leg = state.leg_of(position);
+                let span = state.span_of(position);
                 state.decided =
-                    leg.start + next_end(leg.epoch(self.samples_per_step), position - leg.start);
+                    span.start + next_end(span.epoch(self.samples_per_step), position - span.start);
                 state.wake();
                 continue;
             };
@@ -221,9 +221,9 @@ impl Legs {
 
     /// Opens versions that the process of worker 0 found, on a thread, and goes on from there.
     fn open(self: &Arc<Self>, versions: Vec<ContentHash>) {
-        let legs = Arc::clone(self);
+        let data_versions = Arc::clone(self);
         let open = move || -> std::result::Result<(), Failure> {
-            let data = legs.data.open(legs.seed, Some(&versions))?;
+            let data = data_versions.data.open(data_versions.seed, Some(&versions))?;
             if versions_of(&data) != versions {
                 let expected =
                     format!("version {} of the data, which process 0 found", versions[0]);
@@ -231,8 +231,8 @@ impl Legs {
                 let found = data.fingerprint();
                 return Err(Failure::restart(JobError::value("data.follow", expected, found)));
             }
-            legs.move_to(data);
-            legs.carry_out();
+            data_versions.move_to(data);
+            data_versions.carry_out();
             Ok(())
         };
         // Where no thread starts, the run is aborted.
@@ -243,51 +243,51 @@ impl Legs {
     fn move_to(&self, data: Mixture) {
         let mut state = lock(&self.state);
         let start = state.decided;
-        let last = state.legs.last().expect("at least one");
+        let last = state.spans.last().expect("at least one");
         let epoch = last.epoch + (start - last.start) / last.data.samples().max(1);
-        let leg = Arc::new(Leg::new(start, epoch, data));
-        state.decided = start + next_end(leg.epoch(self.samples_per_step), 0);
+        let span = Arc::new(VersionSpan::new(start, epoch, data));
+        state.decided = start + next_end(span.epoch(self.samples_per_step), 0);
         state.first_decoder = None;
         state.is_opening = false;
-        state.legs.push(Arc::clone(&leg));
+        state.spans.push(Arc::clone(&span));
         state.wake();
         drop(state);
         if self.place.process == 0 {
             (self.observer)(&TrainEvent::Moved {
                 step: start / self.samples_per_step,
-                fingerprint: leg.data.fingerprint().to_string(),
-                samples: leg.data.samples(),
+                fingerprint: span.data.fingerprint().to_string(),
+                samples: span.data.samples(),
             });
         }
     }
 
-    /// One of this process's workers has all samples before a leg, and comes to it.
-    pub(super) fn arrive(&self, leg: &Leg) {
-        if leg.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.place.workers {
+    /// One of this process's workers has all samples before a span, and comes to it.
+    pub(super) fn arrive(&self, span: &VersionSpan) {
+        if span.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.place.workers {
             lock(&self.state).wake();
         }
     }
 
-    /// Whether no worker of this process reads positions before a leg.
-    pub(super) fn is_open(&self, leg: &Leg) -> bool {
-        lock(&self.state).legs[0].start == leg.start
-            || leg.arrived.load(Ordering::Acquire) == self.place.workers
+    /// Whether no worker of this process reads positions before a span.
+    pub(super) fn is_open(&self, span: &VersionSpan) -> bool {
+        lock(&self.state).spans[0].start == span.start
+            || span.arrived.load(Ordering::Acquire) == self.place.workers
     }
 
-    /// The leg of a position; none where that is not decided yet. Then it will be, and whatever was to be woken is.
-    pub(super) fn leg_of(self: &Arc<Self>, position: u64) -> Option<Arc<Leg>> {
+    /// The span of a position; none where that is not decided yet. Then it will be, and whatever was to be woken is.
+    pub(super) fn span_of(self: &Arc<Self>, position: u64) -> Option<Arc<VersionSpan>> {
         let mut state = lock(&self.state);
         if position < state.decided {
-            return Some(state.leg_of(position));
+            return Some(state.span_of(position));
         }
         let due = state.decided;
         // The process of worker 0.
         if self.place.process == 0 && state.asked != Some(due) {
             state.asked = Some(due);
             drop(state);
-            let legs = Arc::clone(self);
+            let data_versions = Arc::clone(self);
             let look = move || {
-                legs.look(due);
+                data_versions.look(due);
                 Ok(())
             };
             _ = self.abort.guard_thread("newest-version", look);
@@ -297,7 +297,7 @@ impl Legs {
 
     /// Looks which version is the newest, and decides.
     fn look(self: &Arc<Self>, position: u64) {
-        let current = Arc::clone(lock(&self.state).legs.last().expect("at least one"));
+        let current = Arc::clone(lock(&self.state).spans.last().expect("at least one"));
         let newest = self.data.open(self.seed, None).and_then(|newest| {
             check_follows(&newest, &current.data, self.vocab_size)?;
             Ok(newest)
@@ -325,18 +325,18 @@ impl Legs {
         }
     }
 
-    /// The decoder of a leg; this process has one decoder at a time.
+    /// The decoder of a span; this process has one decoder at a time.
     ///
     /// # Errors
     /// One that does not start.
-    pub(super) fn decoder(&self, leg: &Leg) -> Result<Arc<Decoder>> {
-        let mut shared = lock(&leg.decoder);
+    pub(super) fn decoder(&self, span: &VersionSpan) -> Result<Arc<Decoder>> {
+        let mut shared = lock(&span.decoder);
         if let Some(decoder) = shared.upgrade() {
             return Ok(decoder);
         }
-        // Of remote data sets no more is fetched than the run will read.
-        let positions = leg.place(leg.start)..leg.place(self.end.max(leg.start));
-        let decoder = Decoder::of_positions(leg.data.clone(), self.decoding, positions)?;
+        // The range ends with the run, so that no shard of a remote data set is fetched that the run does not read.
+        let positions = span.place(span.start)..span.place(self.end.max(span.start));
+        let decoder = Decoder::of_positions(span.data.clone(), self.decoding, positions)?;
         let decoder = Arc::new(decoder);
         *shared = Arc::downgrade(&decoder);
         Ok(decoder)
@@ -351,10 +351,10 @@ impl Legs {
 }
 
 impl State {
-    /// The leg of a position for which it is decided.
-    fn leg_of(&self, position: u64) -> Arc<Leg> {
-        let behind = self.legs.partition_point(|leg| leg.start <= position);
-        Arc::clone(&self.legs[behind.max(1) - 1])
+    /// The span of a position for which it is decided.
+    fn span_of(&self, position: u64) -> Arc<VersionSpan> {
+        let behind = self.spans.partition_point(|span| span.start <= position);
+        Arc::clone(&self.spans[behind.max(1) - 1])
     }
 
     fn wake(&self) {
@@ -362,7 +362,7 @@ impl State {
     }
 }
 
-impl Leg {
+impl VersionSpan {
     fn new(start: u64, epoch: u64, data: Mixture) -> Self {
         Self { start, epoch, data, decoder: Mutex::default(), arrived: AtomicUsize::new(0) }
     }

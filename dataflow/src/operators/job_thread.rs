@@ -1,8 +1,8 @@
 //! A thread that works for one operator: jobs go in, replies come out, and neither waits for the other.
 //!
-//! Device calls and file writes block, and an operator must not; so they happen on a companion. Its replies
-//! activate the operator. When the operator is dropped the channel of jobs closes, and the companion
-//! ends at its next receive or send; when the companion fails, the run is aborted with its error.
+//! Device calls and file writes block, and an operator must not; so they happen on a job thread. Its replies
+//! activate the operator. When the operator is dropped the channel of jobs closes, and the thread
+//! ends at its next receive or send; when the thread fails, the run is aborted with its error.
 
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
@@ -14,7 +14,7 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, ClusterError, Failure};
 
 /// The operator's end.
-pub(super) struct Companion<Job, Reply> {
+pub(super) struct JobThread<Job, Reply> {
     name: String,
     abort: Abort,
     jobs: Sender<Job>,
@@ -22,15 +22,15 @@ pub(super) struct Companion<Job, Reply> {
     gone: bool,
 }
 
-/// A companion that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
+/// A job thread that works for several operators of a worker; each operator has an end of its own. It ends when all these ends
 /// and this have been dropped.
-pub(super) struct SharedCompanion<Job> {
+pub(super) struct SharedJobThread<Job> {
     name: String,
     abort: Abort,
     jobs: Sender<Job>,
 }
 
-impl<Job: Send + 'static> SharedCompanion<Job> {
+impl<Job: Send + 'static> SharedJobThread<Job> {
     /// Starts a guarded thread that runs `body`, whose jobs are of `phase`.
     pub(super) fn start<F>(
         abort: &Abort,
@@ -57,13 +57,13 @@ impl<Job: Send + 'static> SharedCompanion<Job> {
         &self,
         wake: SyncActivator,
         answer: impl FnOnce(Replies<Reply>) -> Job,
-    ) -> Companion<Job, Reply>
+    ) -> JobThread<Job, Reply>
     where
         Reply: Send + 'static,
     {
         let (sender, replies) = mpsc::channel();
         let (name, abort, jobs) = (self.name.clone(), self.abort.clone(), self.jobs.clone());
-        let mut end = Companion { name, abort: abort.clone(), jobs, replies, gone: false };
+        let mut end = JobThread { name, abort: abort.clone(), jobs, replies, gone: false };
         end.send(answer(Replies { sender, wake, abort }));
         end
     }
@@ -87,7 +87,7 @@ pub(super) struct Replies<Reply> {
 #[derive(Debug)]
 pub(super) struct OperatorGone;
 
-/// Why a companion ends before its jobs do.
+/// Why a job thread ends before its jobs do.
 pub(super) enum Stopped {
     /// The operator is gone, or a thread that shares its work: no more is wanted.
     Unwanted,
@@ -95,7 +95,7 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// The result of the companion: an operator that is gone is no failure of its own.
+    /// The result of the thread: an operator that is gone is no failure of its own.
     pub(super) fn into_result(self) -> Result<(), Failure> {
         match self {
             Self::Unwanted => Ok(()),
@@ -158,7 +158,7 @@ impl<Reply> Replies<Reply> {
     }
 }
 
-impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
+impl<Job: Send + 'static, Reply: Send + 'static> JobThread<Job, Reply> {
     /// Starts a guarded thread that runs `body`, whose jobs are of `phase`; `wake` activates the operator.
     pub(super) fn start<F>(
         abort: &Abort,
@@ -173,8 +173,8 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
         let (sender, replies) = mpsc::channel();
         let to_operator = Replies { sender, wake, abort: abort.clone() };
         let body = move |jobs: &_| body(jobs, &to_operator);
-        let SharedCompanion { name, abort, jobs } =
-            SharedCompanion::start(abort, name, phase, body)?;
+        let SharedJobThread { name, abort, jobs } =
+            SharedJobThread::start(abort, name, phase, body)?;
         Ok(Self { name, abort, jobs, replies, gone: false })
     }
 
@@ -201,7 +201,7 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
         }
     }
 
-    /// A companion that is gone while its operator lives has failed; its own error is on its way.
+    /// A thread that is gone while its operator lives has failed; its own error is on its way.
     fn suspect(&mut self) {
         if !self.gone {
             self.gone = true;

@@ -11,7 +11,7 @@ pub struct Traffic {
     pub from_memory: u64,
     /// From other processes.
     pub from_processes: u64,
-    /// Of these, the bytes that [`Host`](super::Host) has received from other hosts.
+    /// The part of `from_processes` that [`Host`](super::Host) has received from other hosts.
     pub from_hosts: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct Interval<B: Backend> {
 }
 
 /// The cost of a rank's communication.
-pub struct Spent<B: Backend> {
+pub struct CommunicationCost<B: Backend> {
     /// The bytes that came.
     pub traffic: Traffic,
     /// For each sum: from where the sums of this process's ranks were ready to behind the result. It includes the wait for other
@@ -53,13 +53,13 @@ pub struct Spent<B: Backend> {
     pub gathers: Vec<Interval<B>>,
 }
 
-impl<B: Backend> Default for Spent<B> {
+impl<B: Backend> Default for CommunicationCost<B> {
     fn default() -> Self {
         Self { traffic: Traffic::default(), sums: Vec::new(), gathers: Vec::new() }
     }
 }
 
-impl<B: Backend> Spent<B> {
+impl<B: Backend> CommunicationCost<B> {
     /// Notes a sum that began at `from`, and answers where it ends: behind all work that is enqueued on `stream`.
     pub(super) fn summed(
         &mut self,

@@ -1,4 +1,4 @@
-//! A worker's samples from the [legs](super::legs) of a run, as the graph's source.
+//! A worker's samples from the [versions](super::data_versions) of a run's data, as the graph's source.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use tidemill_model::Tokens;
 use tidemill_streaming_data::reader::Decoder;
 
-use super::legs::{Leg, Legs};
+use super::data_versions::{DataVersions, VersionSpan};
 use super::source::DecodedSamples;
 use crate::cluster::Failure;
 use crate::error::Result;
 use crate::operators::{SampleSource, Wake};
 
-/// Samples of a worker from the legs of a run.
-pub(super) struct LegSamples {
-    legs: Arc<Legs>,
+/// Samples of a worker from the versions of a run's data.
+pub(super) struct VersionedSamples {
+    data_versions: Arc<DataVersions>,
     reading: Option<Reading>,
-    /// The leg that was come to last, by its start.
+    /// The start of the span that this worker arrived at last.
     arrived: Option<u64>,
     /// Requests that were not passed on yet.
     waiting: VecDeque<Range<u64>>,
@@ -26,9 +26,9 @@ pub(super) struct LegSamples {
     is_last: bool,
 }
 
-/// The reading of a leg by a worker.
+/// The reading of a span by a worker.
 struct Reading {
-    leg: Arc<Leg>,
+    span: Arc<VersionSpan>,
     samples: DecodedSamples,
     /// Samples that were asked for and have not come.
     due: u64,
@@ -36,11 +36,11 @@ struct Reading {
     _decoder: Arc<Decoder>,
 }
 
-impl LegSamples {
+impl VersionedSamples {
     /// For a worker; the worker of index 0 reads for as long as decisions may be due.
-    pub(super) fn new(legs: &Arc<Legs>, worker: usize) -> Self {
+    pub(super) fn new(data_versions: &Arc<DataVersions>, worker: usize) -> Self {
         Self {
-            legs: Arc::clone(legs),
+            data_versions: Arc::clone(data_versions),
             reading: None,
             arrived: None,
             waiting: VecDeque::new(),
@@ -49,11 +49,11 @@ impl LegSamples {
         }
     }
 
-    /// Asks for the positions that are decided. A range lies in one leg: it is of one step, and a leg begins with a step.
+    /// Asks for the positions that are decided. A range lies in one span: it is of one step, and a span begins with a step.
     fn ask(&mut self) -> Result<()> {
         while let Some(positions) = self.waiting.front() {
-            let Some(leg) = self.legs.leg_of(positions.start) else { break };
-            if let Some(reading) = self.reading.take_if(|it| it.leg.start != leg.start) {
+            let Some(span) = self.data_versions.span_of(positions.start) else { break };
+            if let Some(reading) = self.reading.take_if(|it| it.span.start != span.start) {
                 if reading.due > 0 {
                     self.reading = Some(reading);
                     break;
@@ -61,23 +61,24 @@ impl LegSamples {
                 // Its decoder ends before another begins.
                 drop(reading);
             }
-            if self.arrived.replace(leg.start) != Some(leg.start) {
-                self.legs.arrive(&leg);
+            if self.arrived.replace(span.start) != Some(span.start) {
+                self.data_versions.arrive(&span);
             }
             let reading = match &mut self.reading {
                 Some(reading) => reading,
-                None if !self.legs.is_open(&leg) => break,
+                None if !self.data_versions.is_open(&span) => break,
                 none => {
-                    let decoder = self.legs.decoder(&leg)?;
-                    let mut samples = DecodedSamples::new((*decoder).clone(), self.legs.vocab_size);
+                    let decoder = self.data_versions.decoder(&span)?;
+                    let mut samples =
+                        DecodedSamples::new((*decoder).clone(), self.data_versions.vocab_size);
                     if let Some(wake) = &self.wake {
                         samples.set_wake(Arc::clone(wake));
                     }
-                    none.insert(Reading { leg, samples, due: 0, _decoder: decoder })
+                    none.insert(Reading { span, samples, due: 0, _decoder: decoder })
                 }
             };
-            let leg = &reading.leg;
-            reading.samples.request(leg.place(positions.start)..leg.place(positions.end));
+            let span = &reading.span;
+            reading.samples.request(span.place(positions.start)..span.place(positions.end));
             reading.due += positions.end - positions.start;
             self.waiting.pop_front();
         }
@@ -85,7 +86,7 @@ impl LegSamples {
     }
 }
 
-impl SampleSource for LegSamples {
+impl SampleSource for VersionedSamples {
     type Sample = Tokens;
 
     fn request(&mut self, positions: Range<u64>) {
@@ -97,20 +98,20 @@ impl SampleSource for LegSamples {
         let Some(reading) = &mut self.reading else { return Ok(None) };
         let Some((place, tokens)) = reading.samples.poll()? else { return Ok(None) };
         reading.due -= 1;
-        let position = place - reading.leg.first_place() + reading.leg.start;
+        let position = place - reading.span.first_place() + reading.span.start;
         Ok(Some((position, tokens)))
     }
 
     fn set_wake(&mut self, wake: Wake) {
-        self.legs.wake_for_decisions(Arc::clone(&wake));
+        self.data_versions.wake_for_decisions(Arc::clone(&wake));
         self.wake = Some(wake);
     }
 }
 
-impl Drop for LegSamples {
+impl Drop for VersionedSamples {
     fn drop(&mut self) {
         if self.is_last {
-            self.legs.close();
+            self.data_versions.close();
         }
     }
 }
