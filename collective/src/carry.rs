@@ -125,6 +125,66 @@ pub trait Carry<'scope> {
     ///   that a chunk that one waits for is never behind a later one: any window makes progress. Chunks that are passed on
     ///   leave after they have come, which is later than a worker's own: they have a line, and a window, of their own.
     /// - Failure: a message that is no chunk, or is another worker's, is an error of the communicator.
+    ///
+    /// # Example
+    /// Two workers, each a host of its own, update half of the parameters and gather the other half:
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    /// use std::sync::{Arc, Mutex};
+    /// use std::time::Duration;
+    ///
+    /// use tidemill_collective::communicator::{
+    ///     Communicator, CommunicatorError, Cut, Holders, Host, Key, Topology, Values, ValuesMut,
+    /// };
+    /// use tidemill_collective::{Carry, DEFAULT_WINDOW_BYTES, LaneSchedule};
+    /// use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
+    /// use timely::container::CapacityContainerBuilder;
+    /// use timely::dataflow::InputHandle;
+    ///
+    /// let cpu = Cpu::new(NonZeroUsize::MIN)?;
+    /// let topology = Topology::of_groups(vec![0..1, 1..2])?;
+    /// let schedule = Arc::new(LaneSchedule::at_once(2, 2)?);
+    /// let mut ends = Vec::new();
+    /// for host in 0..2 {
+    ///     ends.extend(Host::group(&[&cpu], &topology, host, &schedule, Holders::EACH)?.pop());
+    /// }
+    /// let ends = Mutex::new(ends.into_iter().map(Some).collect::<Vec<_>>());
+    /// let workers = timely::execute(timely::Config::process(2), move |worker| {
+    ///     let rank = worker.index();
+    ///     let mut end = ends.lock().unwrap()[rank].take().expect("one for each worker");
+    ///     let courier = end.courier().expect("chunks go through timely");
+    ///     let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
+    ///     worker.dataflow::<u64, _, _>(|scope| {
+    ///         until.to_stream(scope).carry(courier, DEFAULT_WINDOW_BYTES);
+    ///     });
+    ///     // A communicator waits, which a worker must not: it has a thread.
+    ///     let cpu = cpu.clone();
+    ///     let gathered = std::thread::spawn(move || -> Result<Vec<f32>, CommunicatorError> {
+    ///         let stream = &mut cpu.device_stream()?;
+    ///         let (key, cut) = (Key::new(0, 0), Cut::new(6, 2, 1, 0));
+    ///         let own = cut.of_rank(rank);
+    ///         let mut parameters = cpu.allocate::<f32>(stream, 6)?;
+    ///         parameters[own.clone()].fill(1.0 + rank as f32);
+    ///         let updated = Slice::new(&parameters, own.start, own.len())?;
+    ///         end.updated(&cpu, stream, key, &cut, Values::Fp32(updated))?;
+    ///         let all = SliceMut::all(&mut parameters);
+    ///         end.gather(&cpu, stream, key, &cut, ValuesMut::Fp32(all))?;
+    ///         Ok(parameters.to_vec())
+    ///     });
+    ///     while !gathered.is_finished() {
+    ///         worker.step_or_park(Some(Duration::from_millis(1)));
+    ///     }
+    ///     // Nothing more is sent from here; what others wait for is still carried.
+    ///     drop(until);
+    ///     while worker.step_or_park(None) {}
+    ///     gathered.join().expect("no panic")
+    /// })?;
+    /// for parameters in workers.join() {
+    ///     assert_eq!(parameters??, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     fn carry(self, courier: Courier, window_bytes: usize);
 }
 

@@ -73,7 +73,7 @@ use timely::dataflow::operators::generic::OperatorInfo;
 
 pub use tidemill_collective::StatePart;
 
-pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
+pub use checkpoint::{Checkpoint, CheckpointDone, NewestParameters, StateSink};
 pub use error::GraphError;
 pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples, Scores, TaskScores};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};

@@ -19,6 +19,8 @@
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
 
+#[cfg(feature = "ndarray")]
+pub mod arrays;
 mod attention;
 mod axpby;
 mod backend;

@@ -1,10 +1,11 @@
-//! Tensors by name as ndarray views of the host's memory: nothing is copied.
+//! Tensors by name as arrays of the crate `ndarray`: views of the host's memory, which copy nothing.
 //!
 //! An arena is the array of parameters that [`initialize`](crate::Trainable::initialize) returns,
 //! that a graph starts from and that a checkpoint stores; a state of the optimizer with one value
 //! for each parameter is an arena too. On the CPU a model reads its parameters and forms its
-//! gradients in the same way:
-//! parameters and forms its gradients in the same way:
+//! gradients in the same way ([`Lease::array`], [`Layout::gradient_array`]), and slices and matrices
+//! of activations are views by [themselves](tidemill_kernels::cpu::arrays). Tensors that are in files
+//! are read by name, as arrays of their own ([`TensorFiles::array`]).
 //!
 //! ```
 //! use ndarray::array;
@@ -26,10 +27,11 @@
 
 use std::ops::Range;
 
-use ndarray::{ArrayViewD, ArrayViewMutD};
-use tidemill_kernels::{Cpu, SliceMut};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD};
+use tidemill_kernels::{Cpu, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
+use crate::hugging_face::TensorFiles;
 use crate::layout::{Layout, Tensor};
 use crate::lease::Lease;
 
@@ -100,14 +102,37 @@ impl Layout {
 }
 
 impl<'a> Lease<'a, Cpu> {
-    /// The parameters of the tensor `name` of `layout`, in fp32 and in its logical shape.
+    /// The parameters of the tensor `name` of `layout`, in its logical shape: as the block reads
+    /// them, in fp32 or in activation precision, which is fp32 on the CPU too.
     ///
     /// # Errors
-    /// A name that the layout does not have, a tensor of another segment, or a tensor that blocks
-    /// do not read in fp32.
+    /// A name that the layout does not have, a tensor of another segment, or a tensor that the block
+    /// does not read.
     pub fn array(&self, layout: &Layout, name: &str) -> Result<ArrayViewD<'a, f32>> {
         let (tensor, segment) = (layout.named(name)?, layout.segment_of(name)?);
-        view(tensor, self.vector(&inside(tensor, &segment))?.values())
+        let place = inside(tensor, &segment);
+        let values = self.vector(&place).or_else(|refused| -> Result<Slice<'a, Cpu, f32>> {
+            let weight = self.weight(&place, 1, place.len()).map_err(|_| refused)?;
+            Ok(Slice::new(weight.buffer(), weight.start(), place.len())?)
+        });
+        view(tensor, values?.values())
+    }
+}
+
+impl TensorFiles {
+    /// The tensor `name` in fp32, read from its file.
+    ///
+    /// # Errors
+    /// A name that the files do not have, or a file that cannot be read.
+    pub fn array(&self, name: &str) -> Result<ArrayD<f32>> {
+        // Reading a tensor that is missing is the error that says so.
+        let shape = self.shape(name).unwrap_or_default();
+        let mut values = vec![0.0; shape.iter().product()];
+        self.read(name, 0, &mut values)?;
+        let misfit = |error: ndarray::ShapeError| {
+            refusal(name, format!("shape {shape:?}"), error.to_string())
+        };
+        ArrayD::from_shape_vec(shape, values).map_err(misfit)
     }
 }
 
@@ -138,10 +163,14 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use ndarray::{Array2, array};
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+    use tidemill_kernels::cpu::Buffer;
     use tidemill_kernels::{Cpu, Runtime};
 
     use super::*;
     use crate::layout::{Decay, Reading};
+    use crate::lease::Packing;
     use crate::parameter_source::{Direction, ParameterSource};
     use crate::parameters::Parameters;
     use crate::trainable::Device;
@@ -198,6 +227,72 @@ mod tests {
         assert!(sum[6..].iter().all(|&value| value == 0.0));
     }
 
+    /// Memory that holds each tensor only in the precision in which its block reads it.
+    #[test]
+    fn a_packed_lease_has_weights_as_arrays_too() {
+        let mut layout = Layout::new();
+        let segment = layout.segment("only");
+        for (name, shape, reading) in [
+            ("vector", &[5][..], Reading::Fp32),
+            ("matrix", &[3, 7], Reading::Activation),
+            ("table", &[5, 3], Reading::Both),
+            ("unread", &[2, 3], Reading::Activation),
+        ] {
+            let tensor = layout.tensor(name, shape, Decay::Exempt, 1);
+            layout.set_reading(tensor, reading);
+        }
+        layout.block("block", &[segment]);
+        // A use reads all tensors of its segment, so a segment of fewer stands for one that reads less.
+        let mut fewer = Layout::new();
+        let segment = fewer.segment("only");
+        for tensor in &layout.tensors()[..3] {
+            let index = fewer.tensor(&tensor.name, &tensor.shape, Decay::Exempt, 1);
+            fewer.set_reading(index, tensor.reading);
+        }
+        fewer.block("block", &[segment]);
+        let packing = Packing::new(&fewer, 0);
+        let numbers = |first: usize, elements: usize| {
+            let numbers: Vec<_> = (first..first + elements).map(|at| at as f32).collect();
+            Buffer::copy_of(&numbers).unwrap()
+        };
+        let fp32 = numbers(0, packing.fp32_elements());
+        let activation = numbers(100, packing.activation_elements());
+        let lease: Lease<'_, Cpu> =
+            Lease::packed(&packing, Slice::all(&fp32), Slice::all(&activation)).unwrap();
+        let first = |name| lease.array(&layout, name).unwrap().first().copied();
+        assert_eq!(
+            [first("vector"), first("matrix"), first("table")],
+            [0.0, 100.0, 16.0].map(Some)
+        );
+        let matrix = lease.array(&layout, "matrix").unwrap();
+        assert_eq!(
+            matrix,
+            Array2::from_shape_fn((3, 7), |(i, j)| (100 + 7 * i + j) as f32).into_dyn()
+        );
+        let refused = lease.array(&layout, "unread").unwrap_err().to_string();
+        assert!(
+            refused.ends_with("in fp32: expected elements of one tensor, found others"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn tensors_are_read_from_files_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let values: Vec<u8> = (0..15_u16).flat_map(|at| f32::from(at).to_le_bytes()).collect();
+        let matrix = TensorView::new(Dtype::F32, vec![5, 3], &values).unwrap();
+        let scalar = TensorView::new(Dtype::F32, vec![], &values[8..12]).unwrap();
+        safetensors::serialize_to_file([("matrix", matrix), ("scalar", scalar)], None, &path)
+            .unwrap();
+        let files = TensorFiles::open_folder(folder.path()).unwrap();
+        let expected = Array2::from_shape_fn((5, 3), |(i, j)| (3 * i + j) as f32).into_dyn();
+        assert_eq!(files.array("matrix").unwrap(), expected);
+        assert_eq!(files.array("scalar").unwrap(), ndarray::arr0(2.0).into_dyn());
+        let missing = files.array("matrices").unwrap_err().to_string();
+        assert!(missing.contains("tensor matrices is missing"), "{missing}");
+    }
+
     #[test]
     fn wrong_names_and_lengths_are_named() {
         let layout = layout();
@@ -207,7 +302,7 @@ mod tests {
         assert_eq!(message(layout.array("tabel", &arena).unwrap_err()), expected);
         let short = message(layout.array("table", &arena[1..]).unwrap_err());
         assert!(short.starts_with("the parameter arena has 47 elements, expected 48"), "{short}");
-        let mut buffer = tidemill_kernels::cpu::Buffer::zeroed(16).unwrap();
+        let mut buffer = Buffer::zeroed(16).unwrap();
         let other = layout.gradient_array("table", SliceMut::all(&mut buffer)).unwrap_err();
         assert!(
             message(other).ends_with("expected the 32 elements of its segment, found 16 elements")

@@ -16,18 +16,23 @@
 //! 3. [`Incremental`](crate::generation::Incremental): the same map token by token, for generation
 //!    and scores.
 //!
-//! These three make it an [`AnyBlock`], the form in which [`LanguageModel`](crate::LanguageModel)
-//! holds blocks of any kinds side by side. `model/tests/own_block` has a block from outside this
-//! crate.
+//! A block without memory, whose rows do not read each other, is a [`RowMap`] instead of the last two:
+//! [`RowBlock`] makes them of it.
+//!
+//! These make it an [`AnyBlock`], the form in which [`LanguageModel`](crate::LanguageModel)
+//! holds blocks of any kinds side by side. `model/tests/own_block` has blocks from outside
+//! this crate.
 
 mod any_block;
 mod gradient;
+mod row_block;
 
 use std::fmt::Debug;
 
 pub use any_block::{AnyBlock, BlockMemory};
 pub(crate) use gradient::BothGradients;
 pub use gradient::ResidualGradient;
+pub use row_block::{RowBlock, RowMap};
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};

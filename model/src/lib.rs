@@ -1,7 +1,8 @@
 //! The models that are trained: ordered lists of blocks over one flat arena of parameters.
 //!
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
-//!   [`Trainable`], for a [`sample`](mod@sample) of its own kind.
+//!   [`Trainable`], for a [`sample`](mod@sample) of its own kind;
+//!   [`tokenized`] gives a model of tokens samples of another type.
 //! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model
 //!   gets them block by block as a [`lease`] from a [`parameter_source`]; [`parameters`] are the
 //!   ones that a device holds.
@@ -49,6 +50,7 @@ pub mod sample;
 pub mod schedule;
 pub mod score;
 pub mod settings;
+pub mod tokenized;
 pub mod trainable;
 pub mod transformer;
 
@@ -70,4 +72,5 @@ pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameter
 pub use parameters::{JoinRoom, MasterPlace, Parameters};
 pub use sample::{Microbatch, MicrobatchShape, Sample, Tokens, UNCOUNTED};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
+pub use tokenized::{ToTokens, Tokenized};
 pub use trainable::{Device, GradientSink, GrainLoss, Trainable};

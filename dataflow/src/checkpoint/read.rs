@@ -134,6 +134,24 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "ndarray")]
+    #[test]
+    fn tensors_of_a_checkpoint_are_arrays_by_name() {
+        let (run, layout) = (tempfile::tempdir().unwrap(), layout());
+        let path = written(run.path(), 3, 64, 64).commit().unwrap();
+        let files = StateFiles::open(&path, &layout, &STATES).unwrap();
+        for (index, part) in StatePart::all(2).enumerate() {
+            let arena = arena(&layout, index as f32);
+            for tensor in layout.tensors() {
+                let found = files.array(part, &tensor.name).unwrap();
+                assert_eq!(found, layout.array(&tensor.name, &arena).unwrap());
+            }
+            let missing = files.array(part, "tabel").unwrap_err();
+            let cause = std::error::Error::source(&missing).expect("a cause").to_string();
+            assert!(cause.contains("tabel is missing"), "{missing}: {cause}");
+        }
+    }
+
     #[test]
     fn a_model_that_is_too_large_for_one_file_is_several_with_an_index() {
         let run = tempfile::tempdir().unwrap();

@@ -142,6 +142,15 @@ impl StateFiles {
         Ok(values)
     }
 
+    /// The tensor `name` of a part: a parameter, or a state of the optimizer for it, read from its file. The file is not verified.
+    ///
+    /// # Errors
+    /// A tensor that the part does not have, or a file that cannot be read.
+    #[cfg(feature = "ndarray")]
+    pub fn array(&self, part: StatePart, name: &str) -> Result<ndarray::ArrayD<f32>> {
+        Ok(self.of(part).array(&format!("{}{name}", self.prefix(part)?))?)
+    }
+
     /// Elements `start ..` of a part's arena, as many as `out` is long.
     fn read_part(&self, part: StatePart, start: usize, out: &mut [f32]) -> Result<()> {
         let layout = self.arenas.layout(part);

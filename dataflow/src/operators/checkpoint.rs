@@ -4,6 +4,7 @@
 //! Worker 0 writes all of it, or shares the work with other workers: it begins a checkpoint, tells them, and completes it once
 //! each of them has reported that its part is done.
 
+mod newest;
 mod sink;
 mod writers;
 
@@ -21,6 +22,7 @@ use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
+pub use self::newest::NewestParameters;
 pub use self::sink::{StateSink, WrittenFiles};
 pub use self::writers::StateWriters;
 

@@ -99,6 +99,65 @@ pub trait StreamData<'scope> {
     ///   reader decodes ahead within the memory of its decoder.
     /// - Never blocks: threads of the decoder read, and wake this operator.
     /// - Pact: items stay on their worker.
+    ///
+    /// # Example
+    /// ```
+    /// # use std::num::{NonZeroU64, NonZeroUsize};
+    /// # use std::ops::ControlFlow;
+    /// # use tidemill::streaming_data::prepare::{ByteTokenizer, PrepareSettings, prepare};
+    /// use tidemill::operators::{StreamData, StreamPlan, Wake};
+    /// use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
+    /// use tidemill::streaming_data::reader::{Decoder, DecoderSettings};
+    /// use tidemill::streaming_data::{DataSet, Mixture};
+    /// use timely::dataflow::operators::vec::Map;
+    /// use timely::dataflow::operators::{ConnectLoop, Feedback, Inspect};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let (text, data) = (folder.path().join("text.txt"), folder.path().join("data"));
+    /// # std::fs::write(&text, "The tide turns the mill.\n".repeat(40))?;
+    /// # let seq_len = NonZeroUsize::new(8).unwrap();
+    /// # let settings = PrepareSettings::new(vec![text], data.clone(), seq_len);
+    /// # prepare(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))?;
+    /// # let window_samples = NonZeroU64::new(64).unwrap();
+    /// let shuffle = ShuffleSettings { order: ShuffleOrder::Window, window_samples, seed: 17 };
+    /// let mixture = Mixture::of(DataSet::open(&data)?, shuffle)?;
+    /// // The workers of a process share it.
+    /// let decoder = Decoder::new(mixture, DecoderSettings::default())?;
+    /// let plan = StreamPlan {
+    ///     steps: 0..3,
+    ///     step_positions: NonZeroU64::new(6).unwrap(),
+    ///     read_ahead_steps: NonZeroU64::new(1).unwrap(),
+    /// };
+    /// let workers = timely::execute(timely::Config::process(2), move |worker| {
+    ///     let (sender, positions) = std::sync::mpsc::channel();
+    ///     worker.dataflow::<u64, _, _>(|scope| {
+    ///         let (done, progress) = scope.feedback::<Vec<()>>(1);
+    ///         let open = |positions, wake: Wake| {
+    ///             decoder.reader_with_wake(positions, move || wake())
+    ///         };
+    ///         scope
+    ///             .stream_data(open, progress, &plan)
+    ///             .inspect_time(move |step, sample| {
+    ///                 let sample = sample.as_ref().expect("a data set that can be read");
+    ///                 sender.send((*step, sample.position)).unwrap();
+    ///             })
+    ///             // The step is done: the source may read the next.
+    ///             .flat_map(|_| None)
+    ///             .connect_loop(done);
+    ///     });
+    ///     while worker.step_or_park(None) {}
+    ///     positions.iter().collect::<Vec<(u64, u64)>>()
+    /// })?;
+    /// let mut positions = Vec::new();
+    /// for of_worker in workers.join() {
+    ///     positions.push(of_worker?);
+    /// }
+    /// // Each worker has one half of each step.
+    /// let first = [(0, 0), (0, 1), (0, 2), (1, 6), (1, 7), (1, 8), (2, 12), (2, 13), (2, 14)];
+    /// assert_eq!(positions[0], first);
+    /// assert_eq!(positions[1], first.map(|(step, position)| (step, position + 3)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     fn stream_data<T: Positioned + Clone + 'static, P: Clone + 'static>(
         self,
         open: impl FnOnce(WorkerPositions, Wake) -> Reader<T>,

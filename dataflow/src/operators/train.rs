@@ -141,6 +141,45 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     ///
     /// A worker reads the samples of its lanes; `source` is asked for exactly these. Where the worker does not
     /// [train](TrainingPlan::trainers), these parts are let go: see [`build_elsewhere`](Self::build_elsewhere).
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/chain.rs"));
+    /// # fn main() -> Result<(), Failure> {
+    /// # static LOSSES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+    /// # let newest = NewestParameters::new(&Slope::new().layout);
+    /// # let kept = newest.clone();
+    /// # run(move |scope, parts| {
+    /// # let (Parts { plan, abort, cpu, connection }, newest) = (parts, kept.clone());
+    /// // `Slope` is a `Trainable` of one parameter, and `Points` a `SampleSource`.
+    /// let model = Arc::new(Slope::new());
+    /// let settings = OptimizerSettings { learning_rate: 0.5, ..Default::default() };
+    /// let training = Training {
+    ///     plan,
+    ///     backend: cpu,
+    ///     state: InitialState { parameters: Arc::new(model.initialize(0)), states: None },
+    ///     model,
+    ///     rule: ScheduledRule::new(&settings, ScheduleSettings::default(), STEPS),
+    ///     connection,
+    ///     stop: Arc::new(AtomicBool::new(false)),
+    ///     checkpoints: (scope.index() == 0).then(|| Box::new(newest) as Box<dyn StateSink>),
+    ///     abort,
+    /// };
+    /// let TrainingStreams { reports, .. } = training.build(scope, Points::default(), None);
+    /// reports.inspect(|report| {
+    ///     println!("step {}: loss {:.4}", report.step, report.loss);
+    ///     # LOSSES.lock().expect("no panic").push(report.loss);
+    /// });
+    /// # })?;
+    /// // The points are those of a slope of 3.
+    /// let (step, arena) = newest.take().expect("a checkpoint after the last step");
+    /// assert!(step == 4 && arena[0] > 1.0);
+    /// # let mut losses = LOSSES.lock().expect("no panic").clone();
+    /// # losses.sort_by(f64::total_cmp);
+    /// # // Each step is reported on both workers, with the same loss.
+    /// # assert!(losses.len() == 8 && losses.chunks(2).all(|both| both[0] == both[1]));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn build<'scope>(
         self,
         scope: Scope<'scope, u64>,

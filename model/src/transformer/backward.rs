@@ -14,6 +14,7 @@ use crate::transformer::block::{
     TransformerBlock, TransformerGradients, TransformerSaved, TransformerScratch,
 };
 use crate::transformer::forward;
+use crate::transformer::mlp::MlpBackward;
 use crate::transformer::query_key_value::{Places, Rows};
 
 /// `grad` becomes the gradient of the block's input; the gradients of its parameters are added to `lane`.
@@ -56,9 +57,13 @@ impl<B: Backend> Backward<'_, B> {
         let Self { block, rows, saved, .. } = *self;
         let TransformerScratch { activated, gradients, .. } = &mut *self.scratch;
         let TransformerGradients { activated: gradient, bias, .. } = gradients;
-        let grad_out = grad.rounded(device, rows.grains.rows(), block.width())?;
-        let (mlp, lane) = (&block.mlp, &mut self.lane);
-        mlp.backward_down(device, gradient, activated, lane, grad_out, &saved.up, bias, rows)
+        let (mlp, count) = (&block.mlp, rows.grains.rows());
+        let grad_out = grad.rounded(device, count, block.width())?;
+        let grad_up = SliceMut::all(gradient).matrix(count, mlp.up_width())?;
+        let activated = SliceMut::all(activated).matrix(count, mlp.width())?;
+        let up = Slice::all(&saved.up).matrix(count, mlp.up_width())?;
+        let pass = &mut MlpBackward { rows, lane: self.lane.reborrow(), bias_gradients: bias };
+        mlp.backward_down(device, grad_up, activated, grad_out, up, pass)
     }
 
     /// From the gradient of `up` to that of `middle`.
@@ -73,8 +78,11 @@ impl<B: Backend> Backward<'_, B> {
         forward::normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
         let TransformerGradients { normed: grad_normed, activated: grad_up, bias, .. } = gradients;
         let input = Slice::all(&*normed).matrix(count, width)?;
-        let (mlp, lane) = (&block.mlp, &mut self.lane);
-        mlp.backward_up(device, grad_normed, lane, grad_up, input, bias, rows)?;
+        let mlp = &block.mlp;
+        let grad_up = Slice::all(&*grad_up).matrix(count, mlp.up_width())?;
+        let grad_input = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
+        let pass = &mut MlpBackward { rows, lane: self.lane.reborrow(), bias_gradients: bias };
+        mlp.backward_up(device, grad_input, grad_up, input, pass)?;
         block.norm_2.backward(
             device,
             grad,

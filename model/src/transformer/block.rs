@@ -24,7 +24,8 @@ use crate::norm::{Norm, NormScratch};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 use crate::transformer::mlp::Mlp;
-use crate::transformer::query_key_value::{QueryKeyNorms, QueryKeyValueScratch};
+use crate::transformer::query_key_norms::QueryKeyNorms;
+use crate::transformer::query_key_value::QueryKeyValueScratch;
 use crate::transformer::rotary::Rotary;
 use crate::transformer::{backward, forward};
 

@@ -48,12 +48,14 @@ pub(crate) fn run<B: Backend>(
 
     normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
     let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
-    block.mlp.project(device, Products::Library, &mut saved.up, normed, rows)?;
-    block.mlp.activate(device, activated, &saved.up, rows)?;
+    let (mlp, parameters) = (&block.mlp, pass.parameters);
+    let mut up = SliceMut::all(&mut saved.up).matrix(grains.rows(), mlp.up_width())?;
+    mlp.project(device, Products::Library, up.reborrow(), normed, parameters)?;
+    let mut activated = SliceMut::all(activated).matrix(grains.rows(), mlp.width())?;
+    mlp.activate(device, activated.reborrow(), up.as_matrix(), parameters)?;
     let middle = Slice::all(&saved.middle).matrix(grains.rows(), width)?;
-    let activated = Slice::all(&*activated).matrix(grains.rows(), block.mlp_width())?;
     let out = SliceMut::all(out).matrix(grains.rows(), width)?;
-    block.mlp.down_proj.forward_onto(device, out, middle, activated, pass.parameters)
+    mlp.down_proj.forward_onto(device, out, middle, activated.as_matrix(), parameters)
 }
 
 /// `normed = norm(input)`

@@ -134,7 +134,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         workspace: &mut TransformerRows<B>,
     ) -> Result<()> {
         let (parameters, products, count) = (pass.parameters, pass.products, pass.piece.rows());
-        let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
+        let (d, width) = (self.width(), self.attention.width());
         let rows = Rows { parameters, grains: GrainRows::new(count, count)? };
         let TransformerRows { norm, normed, qkv, query_key_value, attended, up, activated } =
             workspace;
@@ -183,10 +183,12 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         self.out_proj.forward_residual(device, products, out, attended, parameters)?;
         forward::normalize(&self.norm_2, device, normed, norm, residual, rows)?;
         let normed = Slice::all(&*normed).matrix(count, d)?;
-        self.mlp.project(device, products, up, normed, rows)?;
-        self.mlp.activate(device, activated, up, rows)?;
-        let activated = Slice::all(&*activated).matrix(count, f)?;
+        let mlp = &self.mlp;
+        let mut up = SliceMut::all(up).matrix(count, mlp.up_width())?;
+        mlp.project(device, products, up.reborrow(), normed, parameters)?;
+        let mut activated = SliceMut::all(activated).matrix(count, mlp.width())?;
+        mlp.activate(device, activated.reborrow(), up.as_matrix(), parameters)?;
         let out = SliceMut::all(residual).matrix(count, d)?;
-        self.mlp.down_proj.forward_residual(device, products, out, activated, parameters)
+        mlp.down_proj.forward_residual(device, products, out, activated.as_matrix(), parameters)
     }
 }

@@ -5,12 +5,15 @@
 //! GatedSilu:  out = (silu(input gate_proj^T) (input up_proj^T)) down_proj^T        SwiGLU (Shazeer, 2020)
 //! ```
 //!
-//! Forward keeps the input of the activation function; backward recomputes the function.
+//! Forward is [`Mlp::project`], [`Mlp::activate`] and a forward pass of [`Mlp::down_proj`]; it keeps
+//! the input of the activation function, `up`. Backward is [`Mlp::backward_down`], which recomputes
+//! the function, and [`Mlp::backward_up`].
 
 use tidemill_kernels::backend::{Gelu, GeluGradients, KernelGroup, Output};
-use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, MatrixMut, SliceMut};
 
 use crate::error::Result;
+use crate::lease::Lease;
 use crate::linear::{Linear, Products};
 use crate::trainable::Device;
 use crate::transformer::query_key_value::Rows;
@@ -38,21 +41,34 @@ pub enum Activation {
     },
 }
 
+/// The arguments that the steps of an MLP's backward pass share.
+pub struct MlpBackward<'a, B: Backend> {
+    /// The rows, and the parameters of the segment that holds the maps.
+    pub rows: Rows<'a, B>,
+    /// The gradients of the segment's parameters, to which those of the maps are added, grain by
+    /// grain.
+    pub lane: SliceMut<'a, B, f32>,
+    /// Room for `[grains, outputs]` of the widest map that has a bias.
+    pub bias_gradients: &'a mut B::Buffer<f32>,
+}
+
 impl Mlp {
     /// f
-    pub(crate) fn width(&self) -> usize {
+    pub fn width(&self) -> usize {
         self.up_proj.outputs
     }
 
     /// The columns that forward keeps: f, or 2 f with a gate.
-    pub(crate) fn up_width(&self) -> usize {
+    pub fn up_width(&self) -> usize {
         match self.activation {
             Activation::Gelu(_) => self.width(),
             Activation::GatedSilu { .. } => 2 * self.width(),
         }
     }
 
-    pub(crate) fn kernels(&self) -> KernelGroup {
+    /// The kernels of the activation function, for [`Block::kernels`](crate::block::Block::kernels)
+    /// of a block with such an MLP.
+    pub fn kernels(&self) -> KernelGroup {
         match self.activation {
             Activation::Gelu(_) => KernelGroup::Gelu,
             Activation::GatedSilu { .. } => KernelGroup::GatedSilu,
@@ -60,7 +76,7 @@ impl Mlp {
     }
 
     /// Its linear maps.
-    pub(crate) fn maps(&self) -> impl Iterator<Item = &Linear> {
+    pub fn maps(&self) -> impl Iterator<Item = &Linear> {
         let gate = match &self.activation {
             Activation::Gelu(_) => None,
             Activation::GatedSilu { gate_proj } => Some(gate_proj),
@@ -68,124 +84,125 @@ impl Mlp {
         [&self.up_proj, &self.down_proj].into_iter().chain(gate)
     }
 
-    /// The input of the activation function: `up[b t, f]` without its bias, or `[gate | up][b t, 2
-    /// f]`.
-    pub(crate) fn project<B: Backend>(
+    /// The input of the activation function: `up[rows, f] = input[rows, d] up_proj^T`, without its
+    /// bias, or `[gate | up][rows, 2 f] = [input gate_proj^T | input up_proj^T]`.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn project<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         products: Products,
-        up: &mut B::Buffer<B::Activation>,
-        normed: Matrix<'_, B, B::Activation>,
-        rows: Rows<'_, B>,
+        mut up: MatrixMut<'_, B, B::Activation>,
+        input: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let (count, f) = (rows.grains.rows(), self.width());
-        let mut up = SliceMut::all(up).matrix(count, self.up_width())?;
+        let f = self.width();
         match &self.activation {
-            Activation::Gelu(_) => {
-                self.up_proj.product(device, products, up, normed, rows.parameters)
-            }
+            Activation::Gelu(_) => self.up_proj.product(device, products, up, input, parameters),
             Activation::GatedSilu { gate_proj } => {
                 let gate = up.reborrow().columns(0, f)?;
-                gate_proj.forward(device, products, gate, normed, rows.parameters)?;
-                let up = up.columns(f, f)?;
-                self.up_proj.forward(device, products, up, normed, rows.parameters)
+                gate_proj.forward(device, products, gate, input, parameters)?;
+                self.up_proj.forward(device, products, up.columns(f, f)?, input, parameters)
             }
         }
     }
 
-    /// `activated[b t, f]` from the output of [`project`](Self::project).
-    pub(crate) fn activate<B: Backend>(
+    /// The activation function of the output of [`project`](Self::project):
+    /// `activated[rows, f] = gelu(up + bias)`, or `silu(gate) up`.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn activate<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        activated: &mut B::Buffer<B::Activation>,
-        up: &B::Buffer<B::Activation>,
-        rows: Rows<'_, B>,
+        activated: MatrixMut<'_, B, B::Activation>,
+        up: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let count = rows.grains.rows();
-        let activated = SliceMut::all(activated).matrix(count, self.width())?;
-        let up = Slice::all(up).matrix(count, self.up_width())?;
         let Device { backend, stream } = device;
         Ok(match self.activation {
             Activation::Gelu(gelu) => {
-                let bias = self.up_proj.bias(rows.parameters)?;
+                let bias = self.up_proj.bias(parameters)?;
                 backend.gelu_forward(stream, activated, up, bias, gelu)
             }
             Activation::GatedSilu { .. } => backend.gated_silu_forward(stream, activated, up),
         }?)
     }
 
-    /// From the gradient of the output to that of `up`, in `gradient[b t, f]` or `[b t, 2 f]`;
-    /// recomputes `activated`, and adds the gradients of `down_proj` to `lane`.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn backward_down<B: Backend>(
+    /// From the gradient of the output, `grad_out[rows, d]`, to that of `up`, `grad_up[rows, f]` or
+    /// `[rows, 2 f]`: `grad_out down_proj`, times the derivative of the activation function.
+    ///
+    /// Recomputes `activated[rows, f]` from `up` as [`project`](Self::project) left it, and adds the
+    /// gradients of `down_proj`, and of the bias of GELU's `up_proj`, to the lane.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward_down<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        gradient: &mut B::Buffer<B::Activation>,
-        activated: &mut B::Buffer<B::Activation>,
-        lane: &mut SliceMut<'_, B, f32>,
+        mut grad_up: MatrixMut<'_, B, B::Activation>,
+        mut activated: MatrixMut<'_, B, B::Activation>,
         grad_out: Matrix<'_, B, B::Activation>,
-        up: &B::Buffer<B::Activation>,
-        bias: &mut B::Buffer<f32>,
-        rows: Rows<'_, B>,
+        up: Matrix<'_, B, B::Activation>,
+        pass: &mut MlpBackward<'_, B>,
     ) -> Result<()> {
-        let (count, f) = (rows.grains.rows(), self.width());
-        let mut gradient = SliceMut::all(gradient).matrix(count, self.up_width())?;
-        let out = SliceMut::all(&mut *activated).matrix(count, f)?;
-        let up = Slice::all(up).matrix(count, self.up_width())?;
-        let map = &self.down_proj;
-        let of_activated: MatrixMut<'_, B, _> =
-            gradient.reborrow().columns(self.up_width() - f, f)?;
-        map.backward_input(device, of_activated, grad_out, rows.parameters, Output::Overwrite)?;
+        let MlpBackward { rows: Rows { parameters, grains }, lane, bias_gradients } = pass;
+        let (f, map) = (self.width(), &self.down_proj);
+        let of_activated = grad_up.reborrow().columns(self.up_width() - f, f)?;
+        map.backward_input(device, of_activated, grad_out, *parameters, Output::Overwrite)?;
+        let out = activated.reborrow();
         match self.activation {
             Activation::Gelu(gelu) => {
-                let dbias = self.up_proj.bias_gradients(bias, rows.grains)?;
+                let dbias = self.up_proj.bias_gradients::<B>(bias_gradients, *grains)?;
                 device.backend.gelu_backward(
                     device.stream,
-                    GeluGradients { gradient, out, dbias },
+                    GeluGradients { gradient: grad_up, out, dbias },
                     up,
-                    self.up_proj.bias(rows.parameters)?,
-                    rows.grains,
+                    self.up_proj.bias(*parameters)?,
+                    *grains,
                     gelu,
                 )?;
-                self.up_proj.add_bias_gradients(device, lane, bias, rows.grains)?;
+                self.up_proj.add_bias_gradients(device, lane, bias_gradients, *grains)?;
             }
             Activation::GatedSilu { .. } => {
-                device.backend.gated_silu_backward(device.stream, gradient, out, up)?;
+                device.backend.gated_silu_backward(device.stream, grad_up, out, up)?;
             }
         }
-        let sides = [grad_out, Slice::all(&*activated).matrix(count, f)?];
-        map.backward_parameters(device, lane, sides, bias, rows.grains)
+        let sides = [grad_out, activated.as_matrix()];
+        map.backward_parameters(device, lane, sides, bias_gradients, *grains)
     }
 
-    /// From the gradient that [`backward_down`](Self::backward_down) left to that of the input,
-    /// `grad_normed[b t, d]`; adds the gradients of the up projections to `lane`.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn backward_up<B: Backend>(
+    /// From `grad_up`, which [`backward_down`](Self::backward_down) has left, to the gradient of the
+    /// input: `grad_input[rows, d] = grad_up up_proj`, or `grad_gate gate_proj + grad_up up_proj`.
+    /// Adds the remaining gradients of these maps, for `input[rows, d]`, to the lane.
+    ///
+    /// # Errors
+    /// Views of other sizes, parameters of another layout, or a device that fails.
+    pub fn backward_up<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        grad_normed: &mut B::Buffer<B::Activation>,
-        lane: &mut SliceMut<'_, B, f32>,
-        gradient: &B::Buffer<B::Activation>,
+        mut grad_input: MatrixMut<'_, B, B::Activation>,
+        grad_up: Matrix<'_, B, B::Activation>,
         input: Matrix<'_, B, B::Activation>,
-        bias: &mut B::Buffer<f32>,
-        rows: Rows<'_, B>,
+        pass: &mut MlpBackward<'_, B>,
     ) -> Result<()> {
-        let (count, f) = (rows.grains.rows(), self.width());
-        let gradient = Slice::all(gradient).matrix(count, self.up_width())?;
-        let mut out = SliceMut::all(grad_normed).matrix(count, self.up_proj.inputs)?;
-        let map = &self.up_proj;
+        let MlpBackward { rows: Rows { parameters, grains }, lane, bias_gradients } = pass;
+        let (f, map) = (self.width(), &self.up_proj);
         match &self.activation {
             // The gradient of its bias was computed with that of `up`.
             Activation::Gelu(_) => {
-                map.backward_weight(device, lane, [gradient, input], rows.grains)?;
-                map.backward_input(device, out, gradient, rows.parameters, Output::Overwrite)
+                map.backward_weight(device, lane, [grad_up, input], *grains)?;
+                map.backward_input(device, grad_input, grad_up, *parameters, Output::Overwrite)
             }
             Activation::GatedSilu { gate_proj } => {
                 let maps = [(gate_proj, 0, Output::Overwrite), (map, f, Output::Add)];
                 for (map, first, output) in maps {
-                    let of_map = gradient.columns(first, f)?;
-                    map.backward_parameters(device, lane, [of_map, input], bias, rows.grains)?;
-                    map.backward_input(device, out.reborrow(), of_map, rows.parameters, output)?;
+                    let of_map = grad_up.columns(first, f)?;
+                    let sides = [of_map, input];
+                    map.backward_parameters(device, lane, sides, bias_gradients, *grains)?;
+                    let grad_input = grad_input.reborrow();
+                    map.backward_input(device, grad_input, of_map, *parameters, output)?;
                 }
                 Ok(())
             }

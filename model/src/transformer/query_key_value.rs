@@ -11,92 +11,22 @@
 //! All are cheap, so forward keeps only the projections' product and backward recomputes them. In a
 //! model without norms, rotary positions are applied to the kept product in place.
 
-use std::ops::Range;
-
-use tidemill_kernels::backend::{
-    KernelGroup, NormGradient, NormGradients, NormInput, NormInputs, NormSaved, RotaryInputs,
-};
-use tidemill_kernels::shape::{AttentionShape, GrainRows, NormShape};
+use tidemill_kernels::backend::RotaryInputs;
+use tidemill_kernels::shape::{AttentionShape, GrainRows};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::lease::Lease;
-use crate::norm::{Norm, NormKind};
 use crate::trainable::Device;
-use crate::transformer::block::{Attention, TransformerBlock};
-
-/// The norms of queries and of keys, both of one kind: layer norms over all heads together, or
-/// norms by the root mean square over each head, with one weight for all heads (Henry et al.,
-/// 2020).
-#[derive(Clone, Debug, PartialEq)]
-pub struct QueryKeyNorms {
-    /// Over queries.
-    pub query: Norm,
-    /// Over keys.
-    pub key: Norm,
-}
-
-impl QueryKeyNorms {
-    /// The kernels that they launch.
-    pub(crate) fn kernels(&self) -> KernelGroup {
-        match self.query.kind {
-            NormKind::RootMeanSquare => KernelGroup::RmsNormOfActivations,
-            NormKind::Layer => KernelGroup::LayerNormOfActivations,
-        }
-    }
-
-    /// Statistics of the queries and of the keys of a row.
-    fn row_statistics(&self, attention: &Attention) -> [usize; 2] {
-        match self.query.kind {
-            NormKind::RootMeanSquare => [attention.heads, attention.key_value_heads()],
-            NormKind::Layer => [2, 2],
-        }
-    }
-
-    /// Bytes of one row's normed queries and keys, and their statistics.
-    pub(crate) fn row_bytes(&self, attention: &Attention, activation: usize) -> usize {
-        let columns = attention.width() + attention.key_value_width();
-        let statistics: usize = self.row_statistics(attention).iter().sum();
-        columns * activation + statistics * size_of::<f32>()
-    }
-
-    /// Queries, then keys, of `grains`.
-    fn parts<'a>(&'a self, attention: &Attention, grains: GrainRows) -> Result<[Part<'a>; 2]> {
-        let [of_query, of_key] =
-            self.row_statistics(attention).map(|of_row| of_row * grains.rows());
-        let (width, shared) = (attention.width(), attention.key_value_width());
-        let part = |norm: &'a Norm, columns: Range<usize>, statistics| -> Result<Part<'a>> {
-            let Norm { kind, width, eps, .. } = *norm;
-            let shape = match kind {
-                NormKind::RootMeanSquare => {
-                    NormShape::rms_of_heads(grains, columns.len() / width, width, eps)?
-                }
-                NormKind::Layer => NormShape::layer(grains, width, eps)?,
-            };
-            Ok(Part { norm, columns, statistics, shape })
-        };
-        Ok([
-            part(&self.query, 0..width, 0..of_query)?,
-            part(&self.key, width..width + shared, of_query..of_query + of_key)?,
-        ])
-    }
-}
-
-/// Queries or keys, and their norm.
-struct Part<'a> {
-    norm: &'a Norm,
-    /// Their columns in rows of `[q | k | v]`, and in rows of normed queries and keys.
-    columns: Range<usize>,
-    statistics: Range<usize>,
-    shape: NormShape,
-}
+use crate::transformer::block::TransformerBlock;
+use crate::transformer::query_key_norms::{QueryKeyNormsScratch, QueryKeyPass};
 
 /// Memory for the inputs of attention, where these are not the projections' product itself.
 pub(crate) struct QueryKeyValueScratch<B: Backend> {
     /// `[b t, 3 h p]`, in a model that clips.
     clipped: Option<B::Buffer<B::Activation>>,
     /// In a model that norms.
-    norms: Option<NormsScratch<B>>,
+    norms: Option<QueryKeyNormsScratch<B>>,
     /// `table[positions, p]` of rotary positions.
     table: Option<B::Buffer<f32>>,
 }
@@ -123,21 +53,11 @@ impl<B: Backend> Clone for Places<'_, B> {
 }
 impl<B: Backend> Copy for Places<'_, B> {}
 
-struct NormsScratch<B: Backend> {
-    /// `[b t, (h + g) p]`: queries, then keys.
-    normed: B::Buffer<B::Activation>,
-    /// The statistics of queries, then those of keys: `[2, b t]` each for layer norms, else `[b t,
-    /// h]` and `[b t, g]`.
-    statistics: B::Buffer<f32>,
-    /// `[grains, d]`, d being the norms' width.
-    weight_gradients: B::Buffer<f32>,
-    /// `[grains, d]`, where there are biases.
-    bias_gradients: B::Buffer<f32>,
-}
-
-/// The rows, and the parameters of their block.
-pub(crate) struct Rows<'a, B: Backend> {
+/// The rows of a pass, and the parameters of their block.
+pub struct Rows<'a, B: Backend> {
+    /// The parameters of the block's segment.
     pub parameters: Lease<'a, B>,
+    /// The rows, and how they divide into grains.
     pub grains: GrainRows,
 }
 
@@ -170,18 +90,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
             None => None,
         };
         let norms = match &block.query_key_norms {
-            Some(norms) => {
-                let elements = grains.grains() * norms.query.width;
-                let biases = norms.query.bias.as_ref().map_or(0, |_| elements);
-                let columns = width + attention.key_value_width();
-                let statistics: usize = norms.row_statistics(attention).iter().sum();
-                Some(NormsScratch {
-                    normed: backend.allocate(stream, rows * columns)?,
-                    statistics: backend.allocate(stream, rows * statistics)?,
-                    weight_gradients: backend.allocate(stream, elements)?,
-                    bias_gradients: backend.allocate(stream, biases)?,
-                })
-            }
+            Some(norms) => Some(norms.plan(device, attention, grains)?),
             None => None,
         };
         Ok(Self { clipped, norms, table })
@@ -247,25 +156,12 @@ impl<B: Backend> QueryKeyValueScratch<B> {
             Some(clipped) => Slice::all(clipped).matrix(rows, 3 * width)?,
             None => qkv,
         };
-        let both = width + block.attention.key_value_width();
-        for part in norms.parts(&block.attention, pass.grains)? {
-            let Part { norm, columns, statistics, shape } = part;
-            let normed: MatrixMut<'_, B, _> =
-                SliceMut::all(&mut scratch.normed).matrix(rows, both)?;
-            let normed = normed.columns(columns.start, columns.len())?;
-            let places = (statistics.start, statistics.len());
-            let statistics = SliceMut::new(&mut scratch.statistics, places.0, places.1)?;
-            let bias = norm.bias.as_ref().map(|place| pass.parameters.vector(place));
-            let inputs = NormInputs {
-                x: NormInput::Activation(input.columns(columns.start, columns.len())?),
-                weight: pass.parameters.vector(&norm.weight)?,
-                bias: bias.transpose()?,
-            };
-            backend.norm_forward(stream, normed, statistics, inputs, shape)?;
-        }
+        let attention = &block.attention;
+        let input = input.columns(0, width + attention.key_value_width())?;
+        norms.forward(device, scratch, QueryKeyPass { attention, input, rows: pass })?;
         if let Some(table) = &self.table {
-            let normed = SliceMut::all(&mut scratch.normed).matrix(rows, both)?;
-            backend.rotary_forward(stream, normed, places.of(table), shape)?;
+            let (normed, inputs) = (scratch.normed_mut(rows)?, places.of(table));
+            device.backend.rotary_forward(device.stream, normed, inputs, shape)?;
         }
         Ok(())
     }
@@ -282,7 +178,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         let qkv = Slice::all(self.clipped.as_ref().unwrap_or(qkv)).matrix(rows, all)?;
         let v = qkv.columns(width + shared, shared)?;
         let qk = match &self.norms {
-            Some(norms) => Slice::all(&norms.normed).matrix(rows, width + shared)?,
+            Some(norms) => norms.normed(rows)?,
             None => qkv,
         };
         Ok([qk.columns(0, width)?, qk.columns(width, shared)?, v])
@@ -300,46 +196,22 @@ impl<B: Backend> QueryKeyValueScratch<B> {
         qkv: &B::Buffer<B::Activation>,
         pass: Rows<'_, B>,
     ) -> Result<()> {
-        let Device { backend, stream } = device;
-        let (rows, width) = (pass.grains.rows(), block.attention.width());
-        let qkv = Slice::all(qkv).matrix(rows, block.attention.projected_width())?;
+        let (rows, attention) = (pass.grains.rows(), &block.attention);
+        let width = attention.width();
+        let qkv = Slice::all(qkv).matrix(rows, attention.projected_width())?;
         if let (Some(scratch), Some(norms)) = (&mut self.norms, &block.query_key_norms) {
             let input = match &self.clipped {
                 Some(clipped) => Slice::all(clipped).matrix(rows, 3 * width)?,
                 None => qkv,
             };
-            for part in norms.parts(&block.attention, pass.grains)? {
-                let Part { norm, columns, statistics, shape } = part;
-                let elements = pass.grains.grains() * norm.width;
-                let NormsScratch { statistics: all, weight_gradients, bias_gradients, .. } =
-                    &mut *scratch;
-                let dqkv: MatrixMut<'_, B, _> = SliceMut::all(dqkv).matrix(rows, 3 * width)?;
-                let dbias = norm.bias.as_ref().map(|_| SliceMut::new(bias_gradients, 0, elements));
-                let gradients = NormGradients {
-                    x: NormGradient::InPlace(dqkv.columns(columns.start, columns.len())?),
-                    dweight: SliceMut::new(weight_gradients, 0, elements)?,
-                    dbias: dbias.transpose()?,
-                };
-                let saved = NormSaved {
-                    x: NormInput::Activation(input.columns(columns.start, columns.len())?),
-                    statistics: Slice::new(all, statistics.start, statistics.len())?,
-                    weight: pass.parameters.vector(&norm.weight)?,
-                };
-                backend.norm_backward(stream, gradients, saved, shape)?;
-                let places = [(Some(&norm.weight), &*weight_gradients)];
-                for (place, gradients) in
-                    places.into_iter().chain([(norm.bias.as_ref(), &*bias_gradients)])
-                {
-                    if let Some(place) = place {
-                        let lane = lane.reborrow().sub(place.start, place.len())?;
-                        backend.accumulate(stream, lane, Slice::new(gradients, 0, elements)?)?;
-                    }
-                }
-            }
+            let both = width + attention.key_value_width();
+            let grad: MatrixMut<'_, B, _> = SliceMut::all(&mut *dqkv).matrix(rows, 3 * width)?;
+            let pass = QueryKeyPass { attention, input: input.columns(0, both)?, rows: pass };
+            norms.backward(device, grad.columns(0, both)?, lane, scratch, pass)?;
         }
-        if let Some(clip) = block.attention.clip {
+        if let Some(clip) = attention.clip {
             let dqkv = SliceMut::all(dqkv).matrix(rows, 3 * width)?;
-            backend.clamp_backward(stream, dqkv, qkv, clip)?;
+            device.backend.clamp_backward(device.stream, dqkv, qkv, clip)?;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
-//! A kind of block from outside the crate, in a model among the crate's own blocks: its gradients
-//! agree with differences of the loss, and its results token by token agree with those for a whole
+//! Kinds of blocks from outside the crate, in a model among the crate's own blocks: their gradients
+//! agree with differences of the loss, and their results token by token agree with those for a whole
 //! sample.
 //!
-//! The [block](shifted_gate) uses the crate's public parts where these exist, and otherwise loops
-//! over the CPU's memory.
+//! One [block](shifted_gate) uses the crate's public parts where these exist, and otherwise loops
+//! over the CPU's memory; [another](bend) has no memory of its own.
 
 #[path = "../bodies/arm.rs"]
 #[allow(dead_code, reason = "other test programs use the rest")]
 mod arm;
+mod bend;
 #[path = "../bodies/lane.rs"]
 #[allow(dead_code, reason = "other test programs use the rest")]
 mod lane;
@@ -16,11 +17,14 @@ mod shifted_gate;
 use std::num::NonZeroUsize;
 
 use arm::Arm;
-use lane::{Walk, bits, loss, loss_bits, moved_parameters, noise, run_lane_of_documents, tokens};
+use bend::Bend;
+use lane::{
+    Lane, Walk, bits, loss, loss_bits, moved_parameters, noise, run_lane_of_documents, tokens,
+};
 use shifted_gate::ShiftedGate;
-use tidemill_kernels::Cpu;
 use tidemill_kernels::backend::Gelu;
-use tidemill_model::block::AnyBlock;
+use tidemill_kernels::{Cpu, Runtime};
+use tidemill_model::block::{AnyBlock, RowBlock};
 use tidemill_model::generation::{
     GenerationSettings, Prompt, SamplingSettings, Sequences, generate_batch,
 };
@@ -32,7 +36,8 @@ use tidemill_model::parameter_list::{Bias, ParameterList};
 use tidemill_model::score::Scorer;
 use tidemill_model::transformer::{Activation, Attention, Mlp, TransformerBlock, alibi_slopes};
 use tidemill_model::{
-    LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Recompute, Trainable,
+    Device, GrainLoss, LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Parameters,
+    Recompute, Sample, ToTokens, Tokenized, Tokens, Trainable,
 };
 
 const WIDTH: usize = 6;
@@ -76,7 +81,8 @@ fn attention(parameters: &mut ParameterList, index: usize) -> TransformerBlock {
     }
 }
 
-/// A Mamba block, one of ours, attention, and two more of ours, the last with another size.
+/// A Mamba block, one of ours, attention, two more of ours, the latter with another size, and one
+/// without memory.
 fn model() -> LanguageModel<Cpu> {
     let mamba = MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(VOCABULARY, WIDTH, 5) };
     let stem = Stem {
@@ -90,11 +96,12 @@ fn model() -> LanguageModel<Cpu> {
         logit_scale: 1.0,
     };
     let config = serde_json::json!({ "model_type": "shifted_gates" });
-    LanguageModel::assemble(stem, 5, config, |parameters, index| -> Box<dyn AnyBlock<Cpu>> {
+    LanguageModel::assemble(stem, 6, config, |parameters, index| -> Box<dyn AnyBlock<Cpu>> {
         match index {
             0 => Box::new(MambaBlock::add(parameters, &mamba, index)),
             2 => Box::new(attention(parameters, index)),
             4 => Box::new(ShiftedGate::add(parameters, index, [WIDTH, 11])),
+            5 => Box::new(RowBlock(Bend::add(parameters, index, WIDTH))),
             _ => Box::new(ShiftedGate::add(parameters, index, [WIDTH, 7])),
         }
     })
@@ -109,7 +116,7 @@ const WALK: Walk =
 
 /// As in `bodies/gradients.rs`: an fp32 loss leaves quotients good to a few 1e-4 of the gradient's norm.
 #[test]
-fn its_gradients_are_differences_of_the_loss() {
+fn gradients_are_differences_of_the_loss() {
     let (arm, model) = (arm(), model());
     let arena = moved_parameters(&model, 0.6);
     let tokens = tokens(5, WALK.samples, WALK.positions, VOCABULARY);
@@ -150,7 +157,7 @@ fn its_gradients_are_differences_of_the_loss() {
             }
         }
     }
-    assert_eq!(checked, 2 * (10 + 3 * 6 + 6), "tensors of blocks");
+    assert_eq!(checked, 2 * (10 + 3 * 6 + 6 + 1), "tensors of blocks");
 }
 
 /// Microbatches, independent documents or one text, and recomputation: memory, never numerics.
@@ -252,4 +259,62 @@ fn answers_depend_on_nothing_else() {
         let lengths: Vec<_> = alone.iter().map(Vec::len).collect();
         assert!(lengths.iter().any(|&length| length != lengths[0]), "some end early: {lengths:?}");
     });
+}
+
+/// A sample from outside the crate: letters, which are tokens.
+#[derive(Clone)]
+struct Letters(String);
+
+impl Sample for Letters {
+    fn positions(&self) -> usize {
+        self.0.len() - 1
+    }
+}
+
+impl ToTokens for Letters {
+    fn to_tokens(&self) -> Tokens {
+        self.0.bytes().map(|letter| u32::from(letter - b'a')).collect()
+    }
+}
+
+/// The results of all calls of a model, numbers as their bits.
+#[derive(Debug, PartialEq)]
+struct Calls {
+    losses: [Vec<(u64, u64)>; 4],
+    greedy: Option<Vec<bool>>,
+    counted: Option<u64>,
+    gradients: Vec<u32>,
+    config: serde_json::Value,
+}
+
+fn every_call<M: Trainable<Cpu>>(model: &M, samples: &[M::Sample]) -> Calls {
+    let backend = arm().backend;
+    let mut stream = backend.device_stream().expect("a device stream");
+    let device = &mut Device { backend: &backend, stream: &mut stream };
+    let arena = model.initialize(3);
+    let parameters = Parameters::from_host(device, model.layout(), &arena).expect("parameters");
+    let positions = samples[0].positions();
+    let microbatch = Microbatch { samples, positions, samples_per_grain: 2, document_end: Some(0) };
+    let mut workspace = model.plan(device, microbatch.shape()).expect("a workspace");
+    let (workspace, source) = (&mut workspace, &mut parameters.source(model.layout()));
+    let forward = model.forward(device, workspace, source, microbatch).expect("runs");
+    let greedy = model.forward_greedy(device, workspace, source, microbatch).expect("runs");
+    let before = GrainLoss { loss_sum: 0.5, tokens: 3 };
+    let onto = model.forward_onto(device, workspace, source, microbatch, before).expect("runs");
+    let mut lane = Lane::new(device, model.layout());
+    let sink = &mut lane;
+    let losses = model.forward_backward(device, workspace, source, microbatch, sink).expect("runs");
+    let losses = [forward, greedy.0, vec![onto], losses].map(|losses| loss_bits(&losses));
+    let counted = model.counted_tokens(microbatch);
+    let (gradients, config) = (bits(&lane.gradients(device)), model.config_json());
+    Calls { losses, greedy: greedy.1, counted, gradients, config }
+}
+
+#[test]
+fn samples_that_say_their_tokens_train_to_the_bits_of_these() {
+    let samples = ["abcdefghi", "mlkjihgfe", "aabbaacca"].map(|it| Letters(it.to_owned()));
+    let tokens = samples.each_ref().map(Letters::to_tokens);
+    let expected = every_call(&model(), &tokens);
+    assert!(expected.greedy.is_some() && expected.counted < Some(3 * 8), "documents end");
+    assert_eq!(every_call(&Tokenized::<Letters, _>::new(model()), &samples), expected);
 }

@@ -3,9 +3,11 @@
 //!
 //! One worker and two must give the same bits.
 
+mod left_out;
+
 use std::collections::VecDeque;
 use std::error::Error;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,12 +15,11 @@ use std::sync::atomic::AtomicBool;
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
 use tidemill::device::Communicators;
-use tidemill::kernels::cpu::Buffer;
 use tidemill::kernels::{Cpu, SliceMut};
-use tidemill::model::block::{AnyBlock, Block, BlockPass, ResidualGradient, SampleBytes};
-use tidemill::model::generation::{Incremental, PiecePass, Room};
+use tidemill::model::block::{AnyBlock, BlockPass, ResidualGradient, RowBlock, RowMap};
 use tidemill::model::initialization::Initializer;
-use tidemill::model::language_model::{Stem, Workspace};
+use tidemill::model::language_model::Stem;
+use tidemill::model::linear::Products;
 use tidemill::model::mamba::MambaBlock;
 use tidemill::model::norm::{NewNorm, NormKind};
 use tidemill::model::optimizer::*;
@@ -26,9 +27,9 @@ use tidemill::model::parameter_list::{Bias, NewTensor, ParameterList};
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::*;
 use tidemill::operators::{
-    InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
+    CheckpointCuts, InitialState, NewestParameters, SampleSource, ScheduledRule, Training,
+    TrainingPlan, Wake,
 };
-use tidemill::streaming_data::DataSet;
 use timely::dataflow::operators::Inspect;
 
 /// ASCII.
@@ -56,34 +57,21 @@ impl Bend {
     }
 }
 
-impl Block<Cpu> for Bend {
-    type Saved = ();
-    type Scratch = ();
-
-    fn plan_saved(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<()> {
-        Ok(())
+impl RowMap<Cpu> for Bend {
+    fn width(&self) -> usize {
+        WIDTH
     }
 
-    fn plan_scratch(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<()> {
-        Ok(())
-    }
-
-    fn sample_bytes(&self, _: &Cpu, _: usize) -> Result<SampleBytes> {
-        Ok(SampleBytes::default())
-    }
-
-    fn forward(
+    fn apply(
         &self,
         _: &mut Device<'_, Cpu>,
-        out: &mut Buffer<f32>,
-        pass: BlockPass<'_, Cpu>,
-        (): &mut (),
-        (): &mut (),
+        residual: SliceMut<'_, Cpu, f32>,
+        parameters: Lease<'_, Cpu>,
+        _: Products,
     ) -> Result<()> {
-        let elements = pass.shape.sequences()?.rows() * WIDTH;
-        let weight = pass.parameters.vector(&self.weight)?.values();
-        for (at, (out, x)) in out.iter_mut().zip(&pass.input[..elements]).enumerate() {
-            *out = x + weight[at % WIDTH] * x.tanh();
+        let weight = parameters.vector(&self.weight)?.values();
+        for (at, x) in residual.values().iter_mut().enumerate() {
+            *x += weight[at % WIDTH] * x.tanh();
         }
         Ok(())
     }
@@ -94,8 +82,6 @@ impl Block<Cpu> for Bend {
         grad: &mut ResidualGradient<Cpu>,
         lane: SliceMut<'_, Cpu, f32>,
         pass: BlockPass<'_, Cpu>,
-        (): &mut (),
-        (): &mut (),
     ) -> Result<()> {
         let (grains, grad) = (pass.shape.grain_rows()?, grad.gradient_mut());
         let weight = pass.parameters.vector(&self.weight)?.values();
@@ -110,58 +96,6 @@ impl Block<Cpu> for Bend {
                 grad[at] *= 1.0 + weight[column] * (1.0 - bent * bent);
             }
             lane.iter_mut().zip(of_grain).for_each(|(lane, gradient)| *lane += gradient);
-        }
-        Ok(())
-    }
-}
-
-/// The block has no state.
-impl Incremental<Cpu> for Bend {
-    type State = ();
-    type Workspace = ();
-
-    fn plan_state(&self, _: &mut Device<'_, Cpu>, _: Room) -> Result<()> {
-        Ok(())
-    }
-
-    fn plan_workspace(&self, _: &mut Device<'_, Cpu>, _: Room) -> Result<()> {
-        Ok(())
-    }
-
-    fn state_bytes(&self, _: Room) -> usize {
-        0
-    }
-
-    fn forget(&self, _: &mut Device<'_, Cpu>, (): &mut ()) -> Result<()> {
-        Ok(())
-    }
-
-    fn keep(&self, _: &mut Device<'_, Cpu>, (): &mut (), _: &[usize]) -> Result<()> {
-        Ok(())
-    }
-
-    fn adopt(
-        &self,
-        _: &mut Device<'_, Cpu>,
-        (): &mut (),
-        _: usize,
-        (): &(),
-        _: usize,
-    ) -> Result<()> {
-        Ok(())
-    }
-
-    fn advance(
-        &self,
-        _: &mut Device<'_, Cpu>,
-        residual: &mut Buffer<f32>,
-        pass: PiecePass<'_, Cpu>,
-        (): &mut (),
-        (): &mut (),
-    ) -> Result<()> {
-        let weight = pass.parameters.vector(&self.weight)?.values();
-        for (at, x) in residual[..pass.piece.rows() * WIDTH].iter_mut().enumerate() {
-            *x += weight[at % WIDTH] * x.tanh();
         }
         Ok(())
     }
@@ -201,89 +135,36 @@ impl Sample for Line {
     }
 }
 
+impl ToTokens for Line {
+    fn to_tokens(&self) -> Tokens {
+        self.0.bytes().map(u32::from).collect()
+    }
+}
+
 /// The model: a Mamba whose blocks alternate with [`Bend`].
-struct Lines(LanguageModel<Cpu>);
-
-impl Lines {
-    fn new() -> Result<Self> {
-        let mamba = MambaConfig { d_state: 4, ..MambaConfig::new(VOCABULARY, WIDTH, 4) };
-        let kind = NormKind::RootMeanSquare;
-        let norm =
-            NewNorm { name: "norm".to_owned(), kind, bias: Bias::Absent, width: WIDTH, eps: 1e-5 };
-        let stem = Stem {
-            vocab_size: VOCABULARY,
-            width: WIDTH,
-            embedding_name: "embedding",
-            positions: None,
-            norm,
-            head_name: None,
-            standard_deviation: 0.1,
-            logit_scale: 1.0,
-        };
-        let config = serde_json::json!({ "model_type": "lines" });
-        let blocks = |parameters: &mut _, index: usize| -> Box<dyn AnyBlock<Cpu>> {
-            match index % 2 {
-                0 => Box::new(MambaBlock::add(parameters, &mamba, index)),
-                _ => Box::new(Bend::add(parameters, index)),
-            }
-        };
-        Ok(Self(LanguageModel::assemble(stem, 4, config, blocks)))
-    }
-}
-
-/// Calls `work` with the letters of a microbatch.
-fn with_tokens<R>(
-    microbatch: Microbatch<'_, Line>,
-    work: impl FnOnce(Microbatch<'_, Tokens>) -> R,
-) -> R {
-    let tokens = |line: &Line| line.0.bytes().map(u32::from).collect();
-    let samples: Vec<Tokens> = microbatch.samples.iter().map(tokens).collect();
-    let Microbatch { positions, samples_per_grain, document_end, .. } = microbatch;
-    work(Microbatch { samples: &samples, positions, samples_per_grain, document_end })
-}
-
-impl Trainable<Cpu> for Lines {
-    type Sample = Line;
-    type Workspace = Workspace<Cpu>;
-
-    fn layout(&self) -> &Layout {
-        self.0.layout()
-    }
-
-    fn initialize(&self, seed: u64) -> Vec<f32> {
-        self.0.initialize(seed)
-    }
-
-    fn config_json(&self) -> serde_json::Value {
-        self.0.config_json().clone()
-    }
-
-    fn plan(&self, device: &mut Device<'_, Cpu>, shape: MicrobatchShape) -> Result<Workspace<Cpu>> {
-        self.0.plan(device, shape)
-    }
-
-    fn forward(
-        &self,
-        device: &mut Device<'_, Cpu>,
-        workspace: &mut Workspace<Cpu>,
-        parameters: &mut dyn ParameterSource<Cpu>,
-        microbatch: Microbatch<'_, Line>,
-    ) -> Result<Vec<GrainLoss>> {
-        with_tokens(microbatch, |tokens| self.0.forward(device, workspace, parameters, tokens))
-    }
-
-    fn forward_backward(
-        &self,
-        device: &mut Device<'_, Cpu>,
-        workspace: &mut Workspace<Cpu>,
-        parameters: &mut dyn ParameterSource<Cpu>,
-        microbatch: Microbatch<'_, Line>,
-        sink: &mut dyn GradientSink<Cpu>,
-    ) -> Result<Vec<GrainLoss>> {
-        with_tokens(microbatch, |tokens| {
-            self.0.forward_backward(device, workspace, parameters, tokens, sink)
-        })
-    }
+fn model() -> LanguageModel<Cpu> {
+    let mamba = MambaConfig { d_state: 4, ..MambaConfig::new(VOCABULARY, WIDTH, 4) };
+    let kind = NormKind::RootMeanSquare;
+    let norm =
+        NewNorm { name: "norm".to_owned(), kind, bias: Bias::Absent, width: WIDTH, eps: 1e-5 };
+    let stem = Stem {
+        vocab_size: VOCABULARY,
+        width: WIDTH,
+        embedding_name: "embedding",
+        positions: None,
+        norm,
+        head_name: None,
+        standard_deviation: 0.1,
+        logit_scale: 1.0,
+    };
+    let config = serde_json::json!({ "model_type": "lines" });
+    let blocks = |parameters: &mut _, index: usize| -> Box<dyn AnyBlock<Cpu>> {
+        match index % 2 {
+            0 => Box::new(MambaBlock::add(parameters, &mamba, index)),
+            _ => Box::new(RowBlock(Bend::add(parameters, index))),
+        }
+    };
+    LanguageModel::assemble(stem, 4, config, blocks)
 }
 
 /// Parts of a text, by their position.
@@ -311,26 +192,28 @@ impl SampleSource for Text {
     fn set_wake(&mut self, _: Wake) {}
 }
 
+/// What a run computes: the loss of each step, and the weights after the last.
+struct Trained {
+    losses: Vec<f64>,
+    weights: Vec<f32>,
+}
+
 fn main() -> std::result::Result<(), Box<dyn Error>> {
     let (one, two) = (train(1)?, train(2)?);
-    assert_eq!(one, two, "the losses must not depend on the number of workers");
-    let (first, last) = (one[0], one[STEPS as usize - 1]);
-    println!("loss {first:.3} -> {last:.3}: the same bits with 1 and with 2 workers");
+    let bits = |run: &Trained| -> (Vec<u64>, Vec<u32>) {
+        let losses = run.losses.iter().map(|loss| loss.to_bits());
+        (losses.collect(), run.weights.iter().map(|weight| weight.to_bits()).collect())
+    };
+    assert!(bits(&one) == bits(&two), "neither losses nor weights depend on the number of workers");
+    let (first, last) = (one.losses[0], one.losses[STEPS as usize - 1]);
+    let weights = one.weights.len();
+    println!("loss {first:.3} -> {last:.3}, {weights} weights: the same bits of 1 and 2 workers");
     assert!(last < 0.7 * first, "the model learns the text");
-    what_is_left_out_is_refused_in_words();
+    left_out::is_refused_in_words();
     Ok(())
 }
 
-/// The features that this crate leaves off.
-fn what_is_left_out_is_refused_in_words() {
-    let processes = ClusterSettings::process(1, 0, vec!["127.0.0.1:0".to_owned(); 2]);
-    let refused = execute(processes, |_| Ok(())).err().expect("several processes").to_string();
-    assert!(refused.contains("feature `processes` of tidemill"), "{refused}");
-    let refused = DataSet::open("s3://bucket/set").err().expect("a store").to_string();
-    assert!(refused.contains("feature `remote` of tidemill-streaming-data"), "{refused}");
-}
-
-fn train(workers: usize) -> std::result::Result<Vec<f64>, Box<dyn Error>> {
+fn train(workers: usize) -> std::result::Result<Trained, Box<dyn Error>> {
     let cluster = ClusterSettings::threads(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch = BatchSettings { samples_per_step: Some(8), lanes: Some(4), ..Default::default() };
@@ -338,16 +221,22 @@ fn train(workers: usize) -> std::result::Result<Vec<f64>, Box<dyn Error>> {
     let ends = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
     let settings = OptimizerSettings { learning_rate: 2e-2, ..Default::default() };
     let told = execute(cluster, move |context| {
-        let (model, schedule) = (Arc::new(Lines::new()?), ScheduleSettings::default());
+        let model = Arc::new(Tokenized::<Line, _>::new(model()));
+        let schedule = ScheduleSettings::default();
+        let plan = TrainingPlan {
+            checkpoints: CheckpointCuts::Every(NonZeroU64::MAX),
+            ..TrainingPlan::new(batch.clone(), model.layout(), POSITIONS, STEPS)
+        };
+        let newest = NewestParameters::new(model.layout());
         let training = Training {
-            plan: Arc::new(TrainingPlan::new(batch.clone(), model.layout(), POSITIONS, STEPS)),
+            plan: Arc::new(plan),
             backend: Arc::clone(&cpu),
             state: InitialState { parameters: Arc::new(model.initialize(17)), states: None },
             model,
             rule: ScheduledRule::with_rule(Arc::new(Bounded), &settings, schedule, STEPS),
             connection: ends.take(context, &cpu)?,
             stop: Arc::new(AtomicBool::new(false)),
-            checkpoints: None,
+            checkpoints: (context.index() == 0).then(|| Box::new(newest.clone()) as _),
             abort: context.abort().clone(),
         };
         let (sender, losses) = std::sync::mpsc::channel();
@@ -356,7 +245,10 @@ fn train(workers: usize) -> std::result::Result<Vec<f64>, Box<dyn Error>> {
             reports.inspect(move |report| sender.send(report.loss).unwrap_or_default());
         });
         context.run_until_done()?;
-        Ok(losses.iter().collect::<Vec<_>>())
+        Ok((losses.iter().collect::<Vec<_>>(), newest.take()))
     })?;
-    Ok(told.into_iter().next().unwrap_or_default())
+    // Every worker reports each step; the checkpoint after the last comes to the first worker.
+    let (losses, newest) = told.into_iter().next().ok_or("no worker")?;
+    let (_, weights) = newest.ok_or("no checkpoint")?;
+    Ok(Trained { losses, weights })
 }
