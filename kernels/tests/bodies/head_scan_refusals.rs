@@ -70,7 +70,7 @@ pub fn head_scan<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             dd: slice_mut(dd, sizes[7]),
             ddelta_bias: slice_mut(ddelta_bias, sizes[8]),
         };
-        let dout = matrix(&bench.activations, [sizes[4], sizes[5]]);
+        let dout = matrix(&bench.zeros, [sizes[4], sizes[5]]);
         let inputs = zeros.inputs(of_inputs);
         backend.head_scan_backward(&mut bench.device.stream, gradients, dout, inputs, shape)
     };
