@@ -119,7 +119,7 @@ fn what_runs_later_gives_the_same() {
         memory::pinned_memory_holds_what_is_copied(&arm);
         memory::streams_wait_for_each_other(&arm);
         memory::events_complete(&arm);
-        memory::compute_weights_follow_their_masters(&arm);
+        memory::rounded_copies_follow_their_masters(&arm);
         bodies::graphs::repeat_what_was_recorded(&arm);
         bodies::graphs::keep_what_was_dropped(&arm);
     }

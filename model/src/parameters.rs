@@ -54,7 +54,7 @@ pub struct Parameters<B: Backend> {
     /// The parameters, where activations are fp32; else empty.
     master: B::Buffer<f32>,
     /// The copy that products read, where activations are not fp32.
-    compute: B::ComputeWeights,
+    compute: B::RoundedCopy,
     /// The bits that rounding removed, for the masters that are present.
     remainder: B::Buffer<u16>,
     /// The values that blocks read in fp32, where activations are not fp32.
@@ -134,7 +134,7 @@ impl<B: Backend> Parameters<B> {
         let own = elements * (1 - B::Activation::REMAINDERS);
         Ok(Self {
             master: backend.allocate(stream, own)?,
-            compute: backend.compute_weights(stream, elements)?,
+            compute: backend.rounded_copy(stream, elements)?,
             remainder: backend.allocate(stream, remainder_elements::<B>(masters))?,
             vectors: backend.allocate(stream, held.vector_elements())?,
             segments,

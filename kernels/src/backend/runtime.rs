@@ -77,9 +77,9 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     type Pinned<T: Element>: Send + Sync;
     /// Kernels that were recorded to be enqueued together; [`Infallible`](std::convert::Infallible) where none can be.
     type Graph: Send;
-    /// The copies of the parameters that matrix products read where activations have another type than the fp32 masters.
-    /// Where they have not it holds nothing, and the masters serve.
-    type ComputeWeights: Send + Sync;
+    /// A copy of an fp32 buffer, such as the masters of the parameters, rounded to activation precision for matrix products. Where
+    /// activations are fp32 too it holds nothing, and products read the buffer itself.
+    type RoundedCopy: Send + Sync;
 
     /// The kind of this device, which must equal that of its peers.
     fn device_kind(&self) -> DeviceKind;
@@ -120,18 +120,19 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// The number of elements of a buffer.
     fn elements<T: Element>(buffer: &Self::Buffer<T>) -> usize;
 
-    /// Room for copies of `elements` parameters in activation precision; none where the masters serve.
-    fn compute_weights(
+    /// Room for the rounded copy of `elements` elements; none where activations are fp32.
+    fn rounded_copy(
         &self,
         stream: &mut Self::DeviceStream,
         elements: usize,
-    ) -> Result<Self::ComputeWeights>;
+    ) -> Result<Self::RoundedCopy>;
 
-    /// Rounds `elements` of the masters from `start` into `weights`, where there are copies.
-    fn refresh_compute_weights(
+    /// Rounds `elements` elements of `master` from `start` to activation precision, into `weights`; does nothing where activations are
+    /// fp32.
+    fn round_to_activation(
         &self,
         stream: &mut Self::DeviceStream,
-        weights: &mut Self::ComputeWeights,
+        weights: &mut Self::RoundedCopy,
         master: &Self::Buffer<f32>,
         start: usize,
         elements: usize,
@@ -140,19 +141,17 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// The buffer that matrix products read weights from: a parameter is at the same element as in `master`.
     fn compute_buffer<'a>(
         master: &'a Self::Buffer<f32>,
-        weights: &'a Self::ComputeWeights,
+        weights: &'a Self::RoundedCopy,
     ) -> &'a Self::Buffer<Self::Activation>;
 
     /// [`compute_buffer`](Self::compute_buffer), to be written.
     fn compute_buffer_mut<'a>(
         master: &'a mut Self::Buffer<f32>,
-        weights: &'a mut Self::ComputeWeights,
+        weights: &'a mut Self::RoundedCopy,
     ) -> &'a mut Self::Buffer<Self::Activation>;
 
     /// The copies, to be written, where there are some.
-    fn copies_mut(
-        weights: &mut Self::ComputeWeights,
-    ) -> Option<&mut Self::Buffer<Self::Activation>>;
+    fn copies_mut(weights: &mut Self::RoundedCopy) -> Option<&mut Self::Buffer<Self::Activation>>;
 
     /// Copies from the host; `host` may be reused when the call returns.
     fn write<T: Element>(

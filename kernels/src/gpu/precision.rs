@@ -62,7 +62,7 @@ impl Precision for Bf16 {
         _master: &'a GpuBuffer<D, f32>,
         copies: &'a Copies<D, half::bf16>,
     ) -> &'a GpuBuffer<D, half::bf16> {
-        // `compute_weights` allocates them whenever the precision is not that of the masters.
+        // `rounded_copy` allocates them whenever the precision is not that of the masters.
         copies.0.as_ref().expect("bf16 weights have copies")
     }
 

@@ -33,7 +33,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
     type Event = D::Event;
     type Pinned<T: Element> = GpuPinned<D, T>;
     type Graph = GpuGraph<D>;
-    type ComputeWeights = Copies<D, P::Activation>;
+    type RoundedCopy = Copies<D, P::Activation>;
 
     /// The number of multiprocessors is part of the matrix library's entry, since the library's choices depend on it.
     fn device_kind(&self) -> DeviceKind {
@@ -80,7 +80,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         buffer.elements()
     }
 
-    fn compute_weights(
+    fn rounded_copy(
         &self,
         stream: &mut GpuStream<D>,
         elements: usize,
@@ -91,7 +91,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         Ok(Copies(Some(GpuBuffer::zeroed(&self.driver, stream, elements)?)))
     }
 
-    fn refresh_compute_weights(
+    fn round_to_activation(
         &self,
         stream: &mut GpuStream<D>,
         weights: &mut Copies<D, P::Activation>,

@@ -171,8 +171,8 @@ pub fn streams_wait_for_each_other<B: Backend>(arm: &Arm<B>) {
     assert_eq!(found, expected);
 }
 
-/// Compute weights hold the refreshed masters, each at its own element.
-pub fn compute_weights_follow_their_masters<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+/// Rounded copies hold the rounded masters, each at its own element.
+pub fn rounded_copies_follow_their_masters<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     // Numbers with more digits than a bf16, so that the copies are rounded.
@@ -181,16 +181,16 @@ pub fn compute_weights_follow_their_masters<B: Backend<Activation: Number>>(arm:
         values.iter().map(|&value| B::Activation::rounded(value)).collect()
     };
     let mut master = device.upload(&before);
-    let mut weights = backend.compute_weights(&mut device.stream, 40).unwrap();
+    let mut weights = backend.rounded_copy(&mut device.stream, 40).unwrap();
     for (start, elements) in [(0, 17), (17, 23)] {
         let stream = &mut device.stream;
-        backend.refresh_compute_weights(stream, &mut weights, &master, start, elements).unwrap();
+        backend.round_to_activation(stream, &mut weights, &master, start, elements).unwrap();
     }
     let found = device.download(B::compute_buffer(&master, &weights));
     assert!(found == rounded(&before), "{found:?}");
     let changed = SliceMut::new(&mut master, 5, 2).unwrap();
     backend.write(&mut device.stream, changed, &[100.0, 200.0]).unwrap();
-    backend.refresh_compute_weights(&mut device.stream, &mut weights, &master, 5, 2).unwrap();
+    backend.round_to_activation(&mut device.stream, &mut weights, &master, 5, 2).unwrap();
     let mut after = before;
     after[5..7].copy_from_slice(&[100.0, 200.0]);
     let found = device.download(B::compute_buffer(&master, &weights));

@@ -133,7 +133,7 @@ macro_rules! every_body {
                 matmul_of_two_streams_agrees: bodies::matmul::two_streams_agree;
                 views_stay_inside: bodies::views::views_stay_inside;
                 parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
-                compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;
+                rounded_copies_follow_their_masters: bodies::memory::rounded_copies_follow_their_masters;
                 events_complete: bodies::memory::events_complete;
                 graphs_repeat_what_was_recorded: bodies::graphs::repeat_what_was_recorded;
                 graphs_keep_what_was_dropped: bodies::graphs::keep_what_was_dropped;

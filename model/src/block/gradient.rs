@@ -9,7 +9,7 @@ use crate::trainable::Device;
 /// products where activations are not fp32.
 pub struct ResidualGradient<B: Backend> {
     gradient: B::Buffer<f32>,
-    copy: B::ComputeWeights,
+    copy: B::RoundedCopy,
     /// The number of leading elements for which the copy is up to date with the gradient.
     rounded: usize,
 }
@@ -28,7 +28,7 @@ impl<B: Backend> ResidualGradient<B> {
         let Device { backend, stream } = device;
         Ok(Self {
             gradient: backend.allocate(stream, elements)?,
-            copy: backend.compute_weights(stream, elements)?,
+            copy: backend.rounded_copy(stream, elements)?,
             rounded: 0,
         })
     }
@@ -67,7 +67,7 @@ impl<B: Backend> ResidualGradient<B> {
         let Device { backend, stream } = device;
         let (copy, gradient) = (&mut self.copy, &self.gradient);
         if self.rounded != rows * columns {
-            backend.refresh_compute_weights(stream, copy, gradient, 0, rows * columns)?;
+            backend.round_to_activation(stream, copy, gradient, 0, rows * columns)?;
             self.rounded = rows * columns;
         }
         let buffer = B::compute_buffer(&self.gradient, &self.copy);

@@ -17,7 +17,7 @@ impl Runtime for Cpu {
     type Event = Event;
     type Pinned<T: Element> = Buffer<T>;
     type Graph = Infallible;
-    type ComputeWeights = ();
+    type RoundedCopy = ();
 
     /// Processors with AVX2 and FMA are one kind, as the instruction set is not numerics; without,
     /// the matrix library's products are not fused and differ.
@@ -56,11 +56,11 @@ impl Runtime for Cpu {
         buffer.len()
     }
 
-    fn compute_weights(&self, _: &mut DeviceStream, _elements: usize) -> Result<()> {
+    fn rounded_copy(&self, _: &mut DeviceStream, _elements: usize) -> Result<()> {
         Ok(())
     }
 
-    fn refresh_compute_weights(
+    fn round_to_activation(
         &self,
         _: &mut DeviceStream,
         (): &mut (),
