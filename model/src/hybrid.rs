@@ -41,7 +41,7 @@ impl Family for HybridConfig {
             logit_scale: 1.0,
         };
         let (llama, mamba2) = (self.llama_config(), self.mamba2_config());
-        // The sizes of a kind that the pattern does not hold may be those of no head.
+        // A kind that the pattern does not hold has unchecked sizes, and its width is never read.
         let width =
             |kind, width: Result<usize>| if self.pattern.holds(kind) { width } else { Ok(0) };
         let of_attention =

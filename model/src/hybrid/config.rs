@@ -302,8 +302,7 @@ mod tests {
     #[test]
     fn a_pattern_of_mamba_and_attention_writes_no_other_sizes() {
         let expected = r#"{"architectures":["TidemillHybridForCausalLM"],"bos_token_id":null,"conv_kernel":4,"eos_token_id":null,"expand":2,"expansion_ratio":4,"hidden_size":12,"layer_norm_epsilon":0.00001,"layer_pattern":"mma","model_type":"tidemill_hybrid","num_attention_heads":3,"num_hidden_layers":4,"pad_token_id":null,"state_size":3,"tie_word_embeddings":true,"time_step_rank":1,"torch_dtype":"float32","use_conv_bias":false,"vocab_size":59}"#;
-        let written = config("mma").to_json().to_string();
-        assert_eq!(written.replace("1e-5", "0.00001"), expected);
+        assert_eq!(config("mma").to_json().to_string(), expected);
     }
 
     /// A file holds the sizes that its pattern has a use for, and a reader asks for no other.
