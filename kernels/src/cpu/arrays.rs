@@ -48,7 +48,7 @@ impl<'a, T: Element> Matrix<'a, Cpu, T> {
     /// `matrix[rows, columns]` as a view of `ndarray` with the same strides.
     pub fn array(self) -> ArrayView2<'a, T> {
         let Self { buffer, start, rows, columns, row_stride, column_stride } = self;
-        let shape = (rows, columns).strides((row_stride, column_stride));
+        let shape = (rows, columns).strides(strides(rows, columns, (row_stride, column_stride)));
         ArrayView2::from_shape(shape, &buffer.as_slice()[start..]).expect(INSIDE)
     }
 }
@@ -57,9 +57,15 @@ impl<'a, T: Element> MatrixMut<'a, Cpu, T> {
     /// `matrix[rows, columns]` as a view of `ndarray` that can be written, with the same strides.
     pub fn array(self) -> ArrayViewMut2<'a, T> {
         let Self { buffer, start, rows, columns, row_stride } = self;
-        let shape = (rows, columns).strides((row_stride, 1));
+        let shape = (rows, columns).strides(strides(rows, columns, (row_stride, 1)));
         ArrayViewMut2::from_shape(shape, &mut buffer.as_mut_slice()[start..]).expect(INSIDE)
     }
+}
+
+/// The strides of a view: none where it has no elements, as `ndarray` wants room for those of the
+/// axes that are not 0.
+fn strides(rows: usize, columns: usize, strides: (usize, usize)) -> (usize, usize) {
+    if rows == 0 || columns == 0 { (0, 0) } else { strides }
 }
 
 impl<T: Element> Buffer<T> {
@@ -114,6 +120,9 @@ mod tests {
             let inside = at >= 2 && (1..4).contains(&((at - 2) % 7));
             assert_eq!(value, if inside { 0.0 } else { (at + 1) as f32 }, "element {at}");
         }
+        // No rows, at the end of the buffer.
+        let none = MatrixMut::<Cpu, _>::new(&mut buffer, 23, 0, 5, 9).unwrap();
+        assert_eq!(none.array().dim(), (0, 5));
         // One row, whose stride is smaller than the row.
         let row = MatrixMut::<Cpu, _>::new(&mut buffer, 0, 1, 3, 0).unwrap();
         row.array().fill(-1.0);
