@@ -304,7 +304,7 @@ fn model_tables() {
         ("hybrid", "\"ma\"", "\"\"", &["bad.toml", "layer_pattern", "letters m", "found \"\""]),
         ("hybrid", "\"ma\"", "\"mxa\"", &["bad.toml", "layer_pattern", "letters m", "\"mxa\""]),
         ("hybrid", "\"ma\"", "\"m\"", &["model.layer_pattern", "two kinds", "found only m"]),
-        ("hybrid", "\"ma\"", "\"aaaam\"", &["model.layer_pattern", "of 4 blocks, found only a"]),
+        ("hybrid", "\"ma\"", "\"aaaam\"", &["model.layer_pattern", "among 4 blocks, found only a"]),
         ("hybrid", "\"ma\"", "3", &["bad.toml", "layer_pattern", "a string"]),
         ("hybrid", "layer_pattern = \"ma\"\n", "", &["model.layer_pattern", "found none"]),
         ("hybrid", "n_heads = 3", "n_heads = 5", &["model.n_heads", "12", "found 5"]),
