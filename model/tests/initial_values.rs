@@ -279,8 +279,9 @@ fn a_hybrid_begins_as_its_blocks() {
         ("mlp.up_proj.weight", Normal(0.02)),
         ("mlp.down_proj.weight", Normal(0.02)),
     ];
+    type Block<'a> = &'a [(&'a str, Begin)];
     // Without attention there need not be heads.
-    let patterns: [(&str, usize, [&[(&str, Begin)]; 4]); 4] = [
+    let patterns: [(&str, usize, [Block<'_>; 4]); 4] = [
         ("ma", 4, [&mamba, &attention, &mamba, &attention]),
         ("la", 4, [&llama, &attention, &llama, &attention]),
         ("ms", 0, [&mamba, &mamba2, &mamba, &mamba2]),
