@@ -242,5 +242,5 @@ fn a_mamba2_goes_on_where_it_was_killed() {
 
 #[test]
 fn a_hybrid_goes_on_where_it_was_killed() {
-    another_family_goes_on_where_it_was_killed("hybrid");
+    another_family_goes_on_where_it_was_killed("hybrid-of-all");
 }

@@ -213,7 +213,7 @@ def judge(program, setting, errors, tolerance):
 
 
 def block_operations(samples, positions, width, device):
-    """Name, function and inputs `[b, t, ...]` of each operation, with tensors of bf16 as products give them."""
+    """Name, function, inputs and shape of each operation: activations `[b, t, ...]` of bf16 as products give them, and weights."""
     head_width = 64 if width < 1024 else 128
     h = max(width // head_width, 1)
     g = h // 4 if h % 4 == 0 else h
@@ -222,7 +222,7 @@ def block_operations(samples, positions, width, device):
         return torch.randn(samples, positions, *shape, device=device, dtype=torch.bfloat16).requires_grad_()
 
     angles = torch.arange(positions, device=device)[:, None] * models.ROPE_THETA ** (-torch.arange(0, head_width, 2, device=device) / head_width)
-    weight = torch.ones(head_width, device=device)
+    weight = torch.ones(head_width, device=device, requires_grad=True)
 
     def attention(qkv):
         q, k, v = qkv.transpose(1, 2).split([h, g, g], dim=1)
@@ -236,35 +236,36 @@ def block_operations(samples, positions, width, device):
 
     compiled = functools.partial(torch.compile, fullgraph=True, dynamic=False)
     shown = [samples, positions, f"{h} of {g}", head_width]
-    yield "attention_shared_keys, flash", attention_with(SDPBackend.FLASH_ATTENTION), drawn(h + 2 * g, head_width), shown
-    yield "attention_shared_keys, cudnn", attention_with(SDPBackend.CUDNN_ATTENTION), drawn(h + 2 * g, head_width), shown
+    yield "attention_shared_keys, flash", attention_with(SDPBackend.FLASH_ATTENTION), [drawn(h + 2 * g, head_width)], shown
+    yield "attention_shared_keys, cudnn", attention_with(SDPBackend.CUDNN_ATTENTION), [drawn(h + 2 * g, head_width)], shown
     turned = compiled(lambda qk: models.rotate(qk.transpose(1, 2), angles.cos(), angles.sin()))
-    yield "rotary", turned, drawn(h + g, head_width), shown
-    normed = compiled(lambda x: models.rms_norm(x, weight).to(x.dtype))
-    yield "rms_norm_heads", normed, drawn(h, head_width), [samples * positions, h, head_width]
+    yield "rotary", turned, [drawn(h + g, head_width)], shown
+    normed = compiled(lambda x, weight: models.rms_norm(x, weight).to(x.dtype))
+    yield "rms_norm_heads", normed, [drawn(h, head_width), weight], [samples * positions, h, head_width]
 
     def gated(x):
         gate, up = x.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
-    yield "gated_silu", compiled(gated), drawn(8 * width), [samples * positions, 4 * width]
+    yield "gated_silu", compiled(gated), [drawn(8 * width)], [samples * positions, 4 * width]
 
 
 def block(arguments):
+    # Gradients are formed again and again of one forward pass, whose tensors a compiled function would give away.
+    torch._functorch.config.donated_buffer = False
     samples, positions, inner, _ = arguments.shape
     device = "cpu" if arguments.check else "cuda"
-    for name, run, x, shape in block_operations(samples, positions, inner // 2, device):
+    for name, run, inputs, shape in block_operations(samples, positions, inner // 2, device):
         if arguments.check and "attention" in name:
             continue
-        out = run(x)
+        out = run(*inputs)
         dout = torch.randn_like(out)
-        backward = functools.partial(torch.autograd.grad, out, x, dout, retain_graph=True)
+        backward = functools.partial(torch.autograd.grad, out, inputs, dout, retain_graph=True)
         if arguments.check:
-            [gradient] = backward()
-            figure = {"finite": bool(out.isfinite().all() and gradient.isfinite().all())}
+            figure = {"finite": all(bool(each.isfinite().all()) for each in [out, *backward()])}
         else:
             with torch.no_grad():
-                forward = milliseconds(lambda: run(x))
+                forward = milliseconds(lambda: run(*inputs))
             figure = {"forward_ms": round(forward, 4), "backward_ms": round(milliseconds(backward), 4)}
         emit(f"PyTorch {name}", {"shape": shape}, figure)
 

@@ -466,10 +466,10 @@ mod tests {
         let worker = board.join(Actor::Worker(3), Rhythm::Turns);
         worker.begin();
         enter(Phase::WaitingForSums, 7);
-        let companion = board.join(Actor::Thread("device-3".into()), Rhythm::Jobs);
+        let helper = board.join(Actor::Thread("device-3".into()), Rhythm::Jobs);
         let at = |phase, moved| Standing { worker: Some(3), phase, step: 7, moved };
         assert_eq!(board.standing(), at(Phase::WaitingForSums, 2), "an idle thread says nothing");
-        companion.station.enter(Phase::ForwardBackward, 0);
+        helper.station.enter(Phase::ForwardBackward, 0);
         moved();
         assert_eq!(board.standing(), at(Phase::ForwardBackward, 3));
         {
@@ -477,7 +477,7 @@ mod tests {
             assert_eq!(worker.station.place(), (Phase::Reporting, 7));
         }
         assert_eq!(worker.station.place(), (Phase::WaitingForSums, 7));
-        drop(companion);
+        drop(helper);
         assert_eq!(board.wait_for_all(Instant::now()), [Actor::Worker(3)]);
         drop(worker);
         assert!(board.wait_for_all(Instant::now()).is_empty());

@@ -337,7 +337,7 @@ const MODEL_KEYS: [(&str, &str); 19] = [
 ];
 
 /// Names the settings of a model as its `[model]` table does.
-fn name_as_in_table(settings: &mut BTreeMap<String, Value>) {
+pub(super) fn name_as_in_table(settings: &mut BTreeMap<String, Value>) {
     for (name, key) in MODEL_KEYS {
         if let Some(value) = settings.remove(&format!("model.{name}")) {
             settings.insert(format!("model.{key}"), value);

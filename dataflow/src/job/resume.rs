@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tidemill_streaming_data::DataError;
 
-use super::resolve::DOCUMENTS_KEY;
+use super::resolve::{DOCUMENTS_KEY, name_as_in_table};
 use crate::checkpoint::TrainerState;
 use crate::error::{JobError, Result};
 
@@ -39,12 +39,15 @@ const KEYS_OF_DATA: [&str; 4] =
     ["model.vocab_size", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"];
 
 /// Compares a saved run with the one that its config asks for. A checkpoint without a setting of document boundaries is from a run
-/// that ignored them.
+/// that ignored them, and one whose sizes have the names of `config.json` has them by the keys of `[model]` too.
 ///
 /// # Errors
 /// The first key that may not change and did, with both values. A name comes before the settings that follow from it, and the data
 /// before the sizes of a model that follow from it.
 pub fn check(saved: &TrainerState, now: &TrainerState, checkpoint: &Path) -> Result<()> {
+    let mut saved = saved.clone();
+    name_as_in_table(&mut saved.settings);
+    let saved = &saved;
     let keys: BTreeSet<&String> = saved.settings.keys().chain(now.settings.keys()).collect();
     let (of_data, keys): (Vec<_>, Vec<_>) =
         keys.into_iter().partition(|key| KEYS_OF_DATA.contains(&key.as_str()));
@@ -140,6 +143,18 @@ mod tests {
         now.cursor = saved.cursor.clone();
         let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
         assert!(error.contains("model.bos_token_id is 256"), "{error}");
+    }
+
+    #[test]
+    fn sizes_by_their_names_in_files_are_those_of_the_table() {
+        let mut saved = state_for_tests(1);
+        let mut now = saved.clone();
+        saved.settings.insert("model.head_dim".into(), Value::from(64));
+        now.settings.insert("model.head_width".into(), Value::from(64));
+        assert!(check(&saved, &now, Path::new("c")).is_ok());
+        now.settings.insert("model.head_width".into(), Value::from(32));
+        let error = check(&saved, &now, Path::new("c")).unwrap_err().to_string();
+        assert!(error.contains("model.head_width is 64"), "{error}");
     }
 
     #[test]

@@ -127,31 +127,31 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         elements: usize,
     ) -> Result<Self::RoundedCopy>;
 
-    /// Rounds `elements` elements of `master` from `start` to activation precision, into `weights`; does nothing where activations are
+    /// Rounds `elements` elements of `source` from `start` to activation precision, into `copy`; does nothing where activations are
     /// fp32.
     fn round_to_activation(
         &self,
         stream: &mut Self::DeviceStream,
-        weights: &mut Self::RoundedCopy,
-        master: &Self::Buffer<f32>,
+        copy: &mut Self::RoundedCopy,
+        source: &Self::Buffer<f32>,
         start: usize,
         elements: usize,
     ) -> Result<()>;
 
-    /// The buffer that matrix products read weights from: a parameter is at the same element as in `master`.
+    /// The buffer that matrix products read: every element is at its place in `source`.
     fn compute_buffer<'a>(
-        master: &'a Self::Buffer<f32>,
-        weights: &'a Self::RoundedCopy,
+        source: &'a Self::Buffer<f32>,
+        copy: &'a Self::RoundedCopy,
     ) -> &'a Self::Buffer<Self::Activation>;
 
     /// [`compute_buffer`](Self::compute_buffer), to be written.
     fn compute_buffer_mut<'a>(
-        master: &'a mut Self::Buffer<f32>,
-        weights: &'a mut Self::RoundedCopy,
+        source: &'a mut Self::Buffer<f32>,
+        copy: &'a mut Self::RoundedCopy,
     ) -> &'a mut Self::Buffer<Self::Activation>;
 
-    /// The copies, to be written, where there are some.
-    fn copies_mut(weights: &mut Self::RoundedCopy) -> Option<&mut Self::Buffer<Self::Activation>>;
+    /// The copy, to be written, where there is one.
+    fn copies_mut(copy: &mut Self::RoundedCopy) -> Option<&mut Self::Buffer<Self::Activation>>;
 
     /// Copies from the host; `host` may be reused when the call returns.
     fn write<T: Element>(

@@ -9,7 +9,8 @@
 //! it is only made by [`Dispatch`](super::dispatch::Dispatch) after detection. That makes arithmetic
 //! safe to call, and loads and stores go through slices. Everything is `#[inline(always)]`, because an
 //! intrinsic is only inlined into a function that enables its feature: the entry points in
-//! [`dispatch`](super::dispatch).
+//! [`dispatch`](super::dispatch). Only the portable arithmetic of x86-64 is called instead, as it runs where
+//! AVX2 or FMA are missing, and inlined it would take a sixth of the time that this crate is built in.
 //!
 //! A loop's tail loads and stores part of a vector ([`load_row`](Simd::load_row)), with the operations
 //! of the loop's body in between: an element's bits do not depend on its place in a row.

@@ -13,7 +13,8 @@ use crate::llama::config::ROPE_THETA;
 use crate::mamba::MambaConfig;
 use crate::mamba2::Mamba2Config;
 
-/// A hybrid language model. Sizes of a kind of block that the pattern does not hold are never read.
+/// A hybrid language model. Sizes of a kind of block that the pattern does not hold build nothing; those of [`MambaConfig`] are
+/// checked in any case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
     /// Sizes of the whole model and of its Mamba blocks, of which Mamba-2 blocks share the states,
@@ -183,6 +184,11 @@ impl HybridConfig {
         if s {
             config.mamba2.head_width = keys.size("mamba2_head_dim", None, 1..=256)?;
             config.mamba2.n_groups = keys.size("n_groups", None, 1..=1 << 18)?;
+            let inner = config.mamba2_config().d_inner();
+            if !inner.is_multiple_of(config.mamba2.head_width) {
+                let expected = format!("a divisor of expand times hidden_size, which is {inner}");
+                return Err(keys.wrong("mamba2_head_dim", &expected));
+            }
         }
         config.check().map_err(|error| keys.refused(error))?;
         Ok(config)
@@ -349,6 +355,12 @@ mod tests {
                 "head_dim",
                 json!(5),
                 "heads of an even number of columns from 2 to 256, found 5 columns",
+            ),
+            (
+                "ms",
+                "mamba2_head_dim",
+                json!(5),
+                "a divisor of expand times hidden_size, which is 24, found 5",
             ),
             ("ml", "sliding_window", json!(0), "a whole number from 1 to 16777216, found 0"),
         ] {

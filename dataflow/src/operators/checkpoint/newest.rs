@@ -11,7 +11,8 @@ use crate::operators::optimize::StepReport;
 
 /// A [`StateSink`] that keeps the parameters of the newest complete checkpoint in memory, and writes
 /// nothing: for a program that wants the trained weights and no files. States of the optimizer are
-/// dropped. Clones share what is kept.
+/// dropped. Clones share what is kept. Checkpoints come where the plan says
+/// ([`TrainingPlan::checkpoints`](crate::operators::TrainingPlan::checkpoints)): none, unless it is told.
 ///
 /// ```
 /// # use tidemill::collective::StatePart;
