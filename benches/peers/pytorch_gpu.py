@@ -33,6 +33,7 @@ import time
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import torch
+from torch._functorch import config as functorch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import softplus
 
@@ -252,7 +253,7 @@ def block_operations(samples, positions, width, device):
 
 def block(arguments):
     # Gradients are formed again and again of one forward pass, whose tensors a compiled function would give away.
-    torch._functorch.config.donated_buffer = False
+    functorch.donated_buffer = False
     samples, positions, inner, _ = arguments.shape
     device = "cpu" if arguments.check else "cuda"
     for name, run, inputs, shape in block_operations(samples, positions, inner // 2, device):
