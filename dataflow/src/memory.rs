@@ -79,7 +79,8 @@ mod tests {
     #[test]
     fn a_process_holds_what_it_has_written() {
         let before = resident_bytes().unwrap();
-        let written = std::hint::black_box(vec![1_u8; 64 << 20]);
+        // Many times what other tests of this process may free meanwhile.
+        let written = std::hint::black_box(vec![1_u8; 512 << 20]);
         let with = resident_bytes().unwrap();
         assert!(with >= before + written.len() / 2, "{before}, then {with}");
     }
