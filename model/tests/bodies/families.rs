@@ -64,7 +64,7 @@ pub fn models_beside_mamba() -> Vec<(&'static str, ModelConfig)> {
         HybridConfig::new(mamba(blocks), letters.parse().expect("a pattern"), 3)
     };
     let of_mamba_and_attention = HybridConfig { expansion: 2, ..hybrid("mam", 3) };
-    let of_all = hybrid("slma", 4);
+    let of_all = hybrid("lams", 4);
     let of_all = HybridConfig {
         expansion: 2,
         llama: LlamaSizes {
