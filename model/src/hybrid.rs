@@ -1,7 +1,7 @@
 //! Hybrids: blocks of every kind in one list, in the order of a pattern of letters.
 //!
 //! Mamba blocks, Mamba-2 blocks and Llama blocks are those of [`mamba`](mod@crate::mamba),
-//! [`mamba2`](crate::mamba2) and [`llama`](crate::llama). Attention blocks have norms by the root
+//! [`mamba2`](crate::mamba2) and [`llama`]. Attention blocks have norms by the root
 //! mean square, no biases, an MLP with GELU, and no positional encoding: the other blocks between
 //! them carry the positions, as in Jamba (Lieber et al., 2024).
 
