@@ -206,7 +206,7 @@ fn every_kernel_is_measured() {
     let bench = Workbench::new();
     let help = bench.tidemill(&["bench", "kernels", "--help"]).expect(0).stdout;
     let listed: Vec<&str> = help.split([' ', ',', '\n']).collect();
-    let sizes = ["--backend", "cpu", "--shape", "1,8,128,4", "--repeats", "1", "--format", "json"];
+    let sizes = ["--backend", "cpu", "--shape", "1,8,512,4", "--repeats", "1", "--format", "json"];
     let rows = bench.tidemill(&[&["bench", "kernels"], &sizes[..]].concat()).expect(0).json();
     let rows: Vec<[&str; 2]> = rows
         .as_array()

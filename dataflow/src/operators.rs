@@ -40,6 +40,7 @@
 //!
 //! Start at [`train`].
 
+pub(crate) mod addressed;
 pub(crate) mod bucket_memory;
 pub mod checkpoint;
 pub mod error;

@@ -9,6 +9,8 @@ constexpr u32 THREADS = 256;
 constexpr u32 COLUMNS = 4;
 // The number of rows over which a team sums the gradients of parameters.
 constexpr u32 RUN_ROWS = 16;
+// The same of narrow heads (rms_norm_heads.cu), over which a block sums.
+constexpr u32 RUN_HEADS = 512;
 // Packs of a row, and of its contribution to the parameters' gradients, that a thread holds in registers; in wider rows
 // it adds the others in the scratch.
 constexpr u32 KEPT = 4;

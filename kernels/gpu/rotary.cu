@@ -3,10 +3,16 @@
 //
 // Cosines and sines come from a table that the host has computed, so that they are the same on every device.
 //
-// Floor: 4 bytes an element of bf16 forward; backward, the bytes of three gradients of h heads, and of the results.
+// Floor: 4 bytes an element of bf16 forward; backward, the bytes of three gradients of h heads, and of the results. A thread
+// has neighbouring pairs, a load of 16 bytes from either half, of several heads, which share their angles.
 #include "dialect.h"
+#include "pack.h"
 
 constexpr u32 THREADS = 128;
+// Neighbouring pairs of a head that a thread has.
+constexpr u32 PAIRS = 16 / sizeof(activation);
+// Heads that a thread loads before it turns any.
+constexpr u32 IN_FLIGHT = 4;
 
 struct Rotary {
     activation* rows;    // [b t, (h + g) p], or [b t, 3 h p] backward, rows row_stride apart
@@ -23,69 +29,127 @@ struct Rotary {
     u32 unused;
 };
 
-// A pair's cosine and sine.
-struct Angle {
-    float cosine, sine;
+// Neighbouring pairs: the elements of the first half, and those of the second.
+struct Halves {
+    Pack<PAIRS> first, second;
 };
-DEVICE Angle angle_of(const Rotary& arguments, u64 row, u32 pair) {
-    u32 position = static_cast<u32>(row % arguments.positions);
-    if (arguments.past) position += arguments.past[row / arguments.positions];
-    if (arguments.starts) position -= min(position, arguments.starts[row]);
-    const u64 entry = static_cast<u64>(min(position, arguments.limit - 1)) * 2 * arguments.half + pair;
-    return {arguments.table[entry], arguments.table[entry + arguments.half]};
-}
-
-struct Pair {
-    float first, second;
+// Their cosines and sines.
+struct Angles {
+    Pack<PAIRS> cosines, sines;
 };
-DEVICE Pair turned(Pair x, Angle by) {
-    return {fmaf(-x.second, by.sine, x.first * by.cosine), fmaf(x.first, by.sine, x.second * by.cosine)};
-}
-DEVICE Pair read_pair(const activation* at, u32 half) { return {widen(at[0]), widen(at[half])}; }
-DEVICE void write_pair(activation* at, u32 half, Pair x) {
-    narrow(at[0], x.first);
-    narrow(at[half], x.second);
-}
-
-// A thread for each pair of each head of each row.
-KERNEL(rotary_forward, THREADS, 1, Rotary) {
-    const u32 half = arguments.half, heads = arguments.heads + arguments.shared_heads;
-    const u64 index = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    const u32 pair = static_cast<u32>(index % half);
-    const u32 head = static_cast<u32>(index / half % heads);
-    const u64 row = index / half / heads;
-    if (row >= arguments.row_count) return;
-    activation* const at = arguments.rows + row * arguments.row_stride + head * 2 * half + pair;
-    write_pair(at, half, turned(read_pair(at, half), angle_of(arguments, row, pair)));
-}
-
-// A thread for a pair of every head of a row: it writes sums only over values that have been added already, and no
-// other thread has these columns.
-KERNEL(rotary_backward, THREADS, 1, Rotary) {
-    const u32 half = arguments.half, width = 2 * half;
-    const u32 heads = arguments.heads, shared_heads = arguments.shared_heads, group = heads / shared_heads;
-    const u64 index = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    const u32 pair = static_cast<u32>(index % half);
-    const u64 row = index / half;
-    if (row >= arguments.row_count) return;
-    activation* const at = arguments.rows + row * arguments.row_stride + pair;
-    Angle back = angle_of(arguments, row, pair);
-    back.sine = -back.sine;
-    for (u32 head = 0; head < heads; head++) {
-        activation* const of_head = at + head * width;
-        write_pair(of_head, half, turned(read_pair(of_head, half), back));
+DEVICE Halves turned(const Halves& x, const Angles& by) {
+    Halves y;
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) {
+        y.first.at[i] = fmaf(-x.second.at[i], by.sines.at[i], x.first.at[i] * by.cosines.at[i]);
+        y.second.at[i] = fmaf(x.first.at[i], by.sines.at[i], x.second.at[i] * by.cosines.at[i]);
     }
-    for (u32 part = 0; part < 2; part++) {
-        for (u32 head = 0; head < shared_heads; head++) {
-            const activation* const from = at + ((1 + part) * heads + head * group) * width;
-            Pair sum = read_pair(from, half);
-            for (u32 other = 1; other < group; other++) {
-                const Pair term = read_pair(from + other * width, half);
-                sum.first += term.first;
-                sum.second += term.second;
-            }
-            if (part == 0) sum = turned(sum, back);
-            write_pair(at + (heads + part * shared_heads + head) * width, half, sum);
+    return y;
+}
+
+// Where the pairs of a thread lie: `count` from `pair`, in the heads of `row`.
+template <Access ACCESS>
+struct Place {
+    const Rotary& arguments;
+    u64 row;
+    u32 pair, count;
+
+    // A thread for PAIRS pairs of each row.
+    __device__ __forceinline__ Place(const Rotary& given, u64 index) : arguments(given) {
+        const u32 parts = (given.half - 1) / PAIRS + 1;
+        row = index / parts;
+        pair = static_cast<u32>(index % parts) * PAIRS;
+        count = given.half - pair;
+    }
+    __device__ __forceinline__ activation* head(u32 index) const {
+        return arguments.rows + row * arguments.row_stride + index * 2 * arguments.half + pair;
+    }
+    __device__ __forceinline__ Halves read(u32 index) const {
+        const activation* const at = head(index);
+        return {load<PAIRS, ACCESS>(at, count), load<PAIRS, ACCESS>(at + arguments.half, count)};
+    }
+    __device__ __forceinline__ void write(u32 index, const Halves& x) const {
+        activation* const at = head(index);
+        store<PAIRS, ACCESS>(at, x.first, count);
+        store<PAIRS, ACCESS>(at + arguments.half, x.second, count);
+    }
+    __device__ __forceinline__ Angles angles() const {
+        u32 position = static_cast<u32>(row % arguments.positions);
+        if (arguments.past) position += arguments.past[row / arguments.positions];
+        if (arguments.starts) position -= min(position, arguments.starts[row]);
+        const u64 entry = static_cast<u64>(min(position, arguments.limit - 1)) * 2 * arguments.half + pair;
+        const float* const at = arguments.table + entry;
+        return {load<PAIRS, ACCESS>(at, count), load<PAIRS, ACCESS>(at + arguments.half, count)};
+    }
+    // Turns at most IN_FLIGHT of the heads before `end`, from `first` on.
+    __device__ __forceinline__ void turn(u32 first, u32 end, const Angles& by) const {
+        Halves x[IN_FLIGHT];
+        // Past the end the last head is loaded again and not stored: no load waits for a condition.
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; i++) x[i] = read(min(first + i, end - 1));
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; i++) {
+            if (first + i < end) write(first + i, turned(x[i], by));
         }
     }
+    // The sum over the heads of `group` queries, from `first` on.
+    __device__ __forceinline__ Halves sum(u32 first, u32 group) const {
+        Halves sum = read(first);
+        for (u32 other = 1; other < group; other += IN_FLIGHT) {
+            Halves terms[IN_FLIGHT];
+#pragma unroll
+            for (u32 i = 0; i < IN_FLIGHT; i++) terms[i] = read(first + min(other + i, group - 1));
+#pragma unroll
+            for (u32 i = 0; i < IN_FLIGHT; i++) {
+                if (other + i >= group) break;
+#pragma unroll
+                for (u32 j = 0; j < PAIRS; j++) {
+                    sum.first.at[j] += terms[i].first.at[j];
+                    sum.second.at[j] += terms[i].second.at[j];
+                }
+            }
+        }
+        return sum;
+    }
+};
+
+// A thread for some pairs of IN_FLIGHT heads of a row.
+template <Access ACCESS>
+DEVICE void forward(const Rotary& arguments) {
+    const u32 heads = arguments.heads + arguments.shared_heads;
+    const u32 groups = (heads - 1) / IN_FLIGHT + 1;
+    const u32 parts = (arguments.half - 1) / PAIRS + 1;
+    const u64 index = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    const u64 of_row = index / parts;
+    const Place<ACCESS> place(arguments, of_row / groups * parts + index % parts);
+    if (place.row >= arguments.row_count) return;
+    place.turn(static_cast<u32>(of_row % groups) * IN_FLIGHT, heads, place.angles());
 }
+
+// A row's gradients of queries are turned by a thread for IN_FLIGHT heads; those of keys and values are one thread's, which writes
+// sums only over values that have been added already. No other thread has these pairs.
+template <Access ACCESS>
+DEVICE void backward(const Rotary& arguments) {
+    const u32 heads = arguments.heads, shared_heads = arguments.shared_heads, group = heads / shared_heads;
+    const u32 parts = (arguments.half - 1) / PAIRS + 1;
+    const u32 blocks = static_cast<u32>((arguments.row_count * parts - 1) / THREADS + 1);
+    const Place<ACCESS> place(arguments, static_cast<u64>(blockIdx.x % blocks) * THREADS + threadIdx.x);
+    if (place.row >= arguments.row_count) return;
+    Angles back = place.angles();
+#pragma unroll
+    for (u32 i = 0; i < PAIRS; i++) back.sines.at[i] = -back.sines.at[i];
+    // The longest part is begun first.
+    const u32 task = blockIdx.x / blocks;
+    if (task > 0) return place.turn((task - 1) * IN_FLIGHT, heads, back);
+    for (u32 head = 0; head < shared_heads; head++) {
+        place.write(heads + head, turned(place.sum(heads + head * group, group), back));
+    }
+    for (u32 head = 0; head < shared_heads; head++) {
+        place.write(heads + shared_heads + head, place.sum(2 * heads + head * group, group));
+    }
+}
+
+KERNEL(rotary_forward_wide, THREADS, 1, Rotary) { forward<Access::WIDE>(arguments); }
+KERNEL(rotary_forward_single, THREADS, 1, Rotary) { forward<Access::SINGLE>(arguments); }
+KERNEL(rotary_backward_wide, THREADS, 1, Rotary) { backward<Access::WIDE>(arguments); }
+KERNEL(rotary_backward_single, THREADS, 1, Rotary) { backward<Access::SINGLE>(arguments); }

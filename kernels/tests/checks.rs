@@ -44,13 +44,13 @@ fn kernels_that_are_wrong_are_named() {
             "fmaf(gate, share, 1.0f)",
             "gated_silu",
         ),
-        ("rotary.cu", "back.sine = -back.sine;", "", "rotary"),
+        ("rotary.cu", "= -back.sines.at[i];", "= back.sines.at[i];", "rotary"),
         ("rotary.cu", "min(position, arguments.starts[row])", "0", "rotary"),
-        ("rotary.cu", "+ head * group) * width", "+ head) * width", "rotary"),
+        ("rotary.cu", "sum(heads + head * group", "sum(heads + head", "rotary"),
         (
-            "rms_norm.cu",
-            "head_place(arguments, row, arguments.x_stride)",
-            "row / arguments.heads * arguments.x_stride",
+            "rms_norm_heads.cu",
+            "place.in_rows(arguments.x_stride, width)",
+            "place.row * arguments.x_stride",
             "rms_norm of heads",
         ),
         (

@@ -16,13 +16,13 @@ use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
-use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext, by_host};
 use crate::error::Result;
+use crate::operators::addressed::Addressed;
 use crate::operators::lending::{Lending, circle};
 use crate::operators::{GraphError, Trainers};
 use crate::parallel::Sharding;
@@ -351,28 +351,27 @@ fn exchange(
     context: &mut WorkerContext<'_>,
     offer: Option<Offer>,
 ) -> std::result::Result<Vec<Option<Offer>>, Failure> {
-    type AddressedOffer = (u64, u64, Option<Offer>);
-    let (from, workers) = (context.index() as u64, context.peers() as u64);
+    /// The offer of a worker.
+    type Offered = (u64, Option<Offer>);
+    let (from, workers) = (context.index() as u64, context.peers());
     let offers = Rc::new(RefCell::new(BTreeMap::new()));
-    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<AddressedOffer>>>::new();
+    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Addressed<Offered>>>>::new();
     context.dataflow::<u64, _, _>(|scope| {
         let offers = Rc::clone(&offers);
-        let by_worker = Exchange::new(|(to, ..): &AddressedOffer| *to);
         input.to_stream(scope).unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
-            by_worker,
+            Addressed::by_destination(),
             "Agree",
             |_, _| {
                 move |input, _output| {
                     input.for_each(|_time, told| {
-                        let offer = |(_, from, offer): AddressedOffer| (from, offer);
-                        offers.borrow_mut().extend(told.drain(..).map(offer));
+                        offers.borrow_mut().extend(told.drain(..).map(Addressed::into_record));
                     });
                 }
             },
         );
     });
     let _waiting = progress::during(Phase::WaitingForWorkers);
-    (0..workers).for_each(|to| input.send((to, from, offer.clone())));
+    (0..workers).for_each(|to| input.send(Addressed::new(to, (from, offer.clone()))));
     input.close();
     context.run_until_done()?;
     Ok(offers.take().into_values().collect())

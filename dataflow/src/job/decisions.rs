@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::Scope;
-use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 use timely::dataflow::operators::generic::source;
 
 use super::data_versions::{DataVersions, Decision};
 use crate::cluster::progress;
+use crate::operators::addressed::Addressed;
 use crate::operators::wake;
 
 /// Tells every process the decisions of worker 0's [`DataVersions`], for as long as there may be more. To be called by every worker
@@ -24,12 +24,10 @@ pub(super) fn share_decisions(
     data_versions: &Arc<DataVersions>,
     threads: usize,
 ) {
-    type AddressedDecision = (u64, Decision);
-    let first_workers = (0..scope.peers()).step_by(threads.max(1)).map(|worker| worker as u64);
-    let first_workers: Vec<u64> = first_workers.collect();
+    let first_workers: Vec<usize> = (0..scope.peers()).step_by(threads.max(1)).collect();
     let is_source = scope.index() == 0;
     let decided = Arc::clone(data_versions);
-    let told = source::<_, CapacityContainerBuilder<Vec<AddressedDecision>>, _, _>(
+    let told = source::<_, CapacityContainerBuilder<Vec<Addressed<Decision>>>, _, _>(
         scope,
         "Decide",
         |capability, operator| {
@@ -42,9 +40,9 @@ pub(super) fn share_decisions(
                     match decided.next_decision() {
                         Some(Some(decision)) => {
                             let mut session = output.session(capability);
-                            first_workers
-                                .iter()
-                                .for_each(|&to| session.give((to, decision.clone())));
+                            for &worker in &first_workers {
+                                session.give(Addressed::new(worker, decision.clone()));
+                            }
                         }
                         Some(None) => break,
                         None => held = None,
@@ -55,13 +53,14 @@ pub(super) fn share_decisions(
     );
     let data_versions = Arc::clone(data_versions);
     told.unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
-        Exchange::new(|(to, _): &AddressedDecision| *to),
+        Addressed::by_destination(),
         "Decided",
         |_, _| {
             move |input, _output| {
                 input.for_each(|_time, told| {
                     progress::moved();
-                    told.drain(..).for_each(|(_, decision)| data_versions.decide(decision));
+                    let decisions = told.drain(..).map(Addressed::into_record);
+                    decisions.for_each(|decision| data_versions.decide(decision));
                 });
             }
         },

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_collective::{Chunk, CollectiveError, Credit, Part, StatePart};
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::operators::{Capability, ConnectLoop, Feedback, InputCapability};
@@ -28,12 +28,14 @@ pub use self::writers::StateWriters;
 
 use self::sink::{WriterJob, WriterReply};
 
+use super::addressed::Addressed;
 use super::error::GraphError;
 use super::job_thread::JobThread;
 use super::keep_first;
 use super::optimize::StepReport;
 use super::owned::OptimizerThread;
 use super::plan::{CheckpointCuts, TrainingPlan};
+use super::trainers::Place;
 use crate::cluster::progress::Phase;
 use crate::cluster::{Actor, Failure};
 use crate::state_arenas::StateArenas;
@@ -115,10 +117,9 @@ enum WriterMessage {
     Finished(WrittenFiles),
 }
 
-/// A message for a writer.
+/// A message about a cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Addressed {
-    to: usize,
+struct CutMessage {
     /// The timestamp of the cut.
     time: u64,
     message: WriterMessage,
@@ -217,6 +218,7 @@ impl Cut {
 struct State {
     plan: Arc<TrainingPlan>,
     worker: usize,
+    place: Place,
     /// The places of the optimizer's states.
     arenas: Arc<StateArenas>,
     writers: StateWriters,
@@ -233,18 +235,18 @@ impl State {
     fn new(
         writer: JobThread<WriterJob, WriterReply>,
         plan: &Arc<TrainingPlan>,
-        worker: usize,
+        (worker, place): (usize, Place),
         arenas: Arc<StateArenas>,
         writers: StateWriters,
     ) -> Self {
         let others = if worker == 0 { writers.others().into_iter().collect() } else { Vec::new() };
         let expected = writers.expected(worker, arenas.states(), plan.chunks.chunks().len());
         let (plan, cuts) = (Arc::clone(plan), BTreeMap::new());
-        Self { plan, worker, arenas, writers, others, expected, writer, cuts }
+        Self { plan, worker, place, arenas, writers, others, expected, writer, cuts }
     }
 
     /// Takes another writer's message.
-    fn hear(&mut self, Addressed { time, message, .. }: Addressed) -> Result<(), Failure> {
+    fn hear(&mut self, CutMessage { time, message }: CutMessage) -> Result<(), Failure> {
         let cut = self.cuts.entry(time).or_default();
         match (message, cut.stage) {
             (WriterMessage::Begun, Stage::Waiting) if self.worker > 0 => cut.stage = Stage::Allowed,
@@ -271,7 +273,10 @@ impl State {
         let is_written = entry.get().written == self.expected;
         let cut = entry.get_mut();
         let held = cut.held.as_ref().ok_or(UNASKED)?;
-        let tell = |to: usize, message| Emitted::Message(Addressed { to, time, message });
+        let place = &self.place;
+        let tell = |to, message| {
+            Emitted::Message(Addressed::new(place.worker(to), CutMessage { time, message }))
+        };
         match reply {
             WriterReply::Begun => {
                 self.others.iter().for_each(|&other| emit(held, tell(other, WriterMessage::Begun)));
@@ -332,7 +337,7 @@ impl State {
 enum Emitted {
     Done(CheckpointDone),
     Credits(Vec<Credit>),
-    Message(Addressed),
+    Message(Addressed<CutMessage>),
 }
 
 impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
@@ -344,11 +349,11 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         plan: &Arc<TrainingPlan>,
     ) -> CheckpointStreams<'scope> {
         let scope = self.scope();
-        let (message_loop, all_messages) = scope.feedback::<Vec<Addressed>>(1);
+        let (message_loop, all_messages) = scope.feedback::<Vec<Addressed<CutMessage>>>(1);
         let mut builder = OperatorBuilder::new("Checkpoint".to_owned(), scope);
         let (done_output, done) = builder.new_output::<Vec<CheckpointDone>>();
         let (credits_output, state_credits) = builder.new_output::<Vec<Credit>>();
-        let (messages_output, messages) = builder.new_output::<Vec<Addressed>>();
+        let (messages_output, messages) = builder.new_output::<Vec<Addressed<CutMessage>>>();
         let mut done_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(done_output);
         let mut credits_output =
@@ -357,14 +362,13 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(messages_output);
         let writers = sink.as_ref().map(|sink| sink.writers()).unwrap_or_default();
         let place = thread.place().clone();
-        let (rank, by_rank) = (place.rank(), place.clone());
-        let to_writer =
-            Exchange::new(move |addressed: &Addressed| by_rank.worker(addressed.to) as u64);
+        let rank = place.rank();
         let no_path: [(usize, Antichain<u64>); 0] = [];
-        let mut chunks = builder.new_input(self, writers.pact(place));
+        let mut chunks = builder.new_input(self, writers.pact(place.clone()));
         let route = writers.clone();
         let mut reports = builder.new_input(reports, Pipeline);
-        let mut all_messages = builder.new_input_connection(all_messages, to_writer, no_path);
+        let by_destination = Addressed::by_destination();
+        let mut all_messages = builder.new_input_connection(all_messages, by_destination, no_path);
         for input in 0..3 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
@@ -377,7 +381,9 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
                 let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
                 match JobThread::start(&abort, name, phase, wake, body) {
-                    Ok(writer) => state = Some(State::new(writer, plan, worker, arenas, writers)),
+                    Ok(writer) => {
+                        state = Some(State::new(writer, plan, (worker, place), arenas, writers));
+                    }
                     Err(error) => abort.fail(actor.clone(), error),
                 }
             }
@@ -408,7 +414,8 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                     });
                     let mut heard = Ok(());
                     all_messages.for_each(|_time, messages| {
-                        messages.drain(..).for_each(|it| keep_first(&mut heard, state.hear(it)));
+                        let messages = messages.drain(..).map(Addressed::into_record);
+                        messages.for_each(|message| keep_first(&mut heard, state.hear(message)));
                     });
                     heard?;
                     let mut done_output = done_output.activate();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_kernels::FloatEnvironment;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::StreamVec;
-use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::operators::vec::Map;
@@ -22,6 +22,7 @@ use timely::progress::operate::FrontierInterest;
 pub use self::rule::{LearningRate, ScheduledRule, UpdatePace};
 
 use self::schedule::OptimizerSchedule;
+use super::addressed::Addressed;
 use super::error::GraphError;
 use super::forward_backward::{LaneLoss, LaneTokens};
 use super::job_thread::JobThread;
@@ -61,25 +62,10 @@ struct SquareSum {
     sum: f64,
 }
 
-/// A record on its way to one worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Addressed<D> {
-    destination: u32,
-    record: D,
-}
-
 /// A copy of a record for each worker that trains.
-fn to_trainers<D: Copy>(place: &Place) -> impl FnMut(D) -> Vec<Addressed<D>> + use<D> {
+fn to_trainers<D: Copy + 'static>(place: &Place) -> impl FnMut(D) -> Vec<Addressed<D>> + use<D> {
     let place = place.clone();
-    let addressed =
-        |record| move |&worker: &usize| Addressed { destination: worker as u32, record };
-    move |record| place.trainers().iter().map(addressed(record)).collect()
-}
-
-impl<D: 'static> Addressed<D> {
-    fn by_destination() -> Exchange<Self, impl FnMut(&Self) -> u64> {
-        Exchange::new(|addressed: &Self| u64::from(addressed.destination))
-    }
+    move |record| place.trainers().iter().map(|&worker| Addressed::new(worker, record)).collect()
 }
 
 /// The inputs of [`Optimize`] besides the sums.
@@ -234,12 +220,12 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                     let mut result = Ok(());
                     let mut keep = |taken| keep_first(&mut result, taken);
                     counted.for_each(|_time, counted| {
-                        let records = counted.drain(..).map(|addressed| addressed.record);
+                        let records = counted.drain(..).map(Addressed::into_record);
                         records.for_each(|tokens| keep(state.schedule.counted(tokens)));
                     });
                     losses.for_each(|time, losses| {
                         state.hold(&time);
-                        let records = losses.drain(..).map(|addressed| addressed.record);
+                        let records = losses.drain(..).map(Addressed::into_record);
                         records.for_each(|loss| keep(state.schedule.loss(loss)));
                     });
                     summed.for_each(|time, tickets| {
@@ -247,7 +233,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                         tickets.drain(..).for_each(|ticket| keep(state.schedule.summed(ticket)));
                     });
                     all_squares.for_each(|_time, squares| {
-                        let records = squares.drain(..).map(|addressed| addressed.record);
+                        let records = squares.drain(..).map(Addressed::into_record);
                         records.for_each(|squares| keep(state.schedule.squares(squares)));
                     });
                     taken.for_each(|_time, tickets| {

@@ -189,6 +189,8 @@ pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 pub static RMS_NORM: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0");
 /// The same of activations, whose heads may be normed each by itself.
 pub static RMS_NORM_OF_ACTIVATIONS: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "1");
+/// The same of heads that a warp has whole.
+pub static RMS_NORM_HEADS: Source = source!("rms_norm_heads.cu", OF_ACTIVATIONS = "1");
 /// Rotary positions and their gradients.
 pub static ROTARY: Source = source!("rotary.cu");
 /// The forward selective scan of sixteen states.
@@ -253,6 +255,7 @@ pub static ALL: &[&Source] = &[
     &PARTIAL_SUMS,
     &RMS_NORM,
     &RMS_NORM_OF_ACTIVATIONS,
+    &RMS_NORM_HEADS,
     &ROTARY,
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
@@ -279,7 +282,7 @@ pub(super) fn of_groups(
             KernelGroup::CrossEntropy => sources.push(&CROSS_ENTROPY),
             KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
             KernelGroup::RmsNormOfActivations => {
-                sources.extend([&RMS_NORM_OF_ACTIVATIONS, &PARTIAL_SUMS]);
+                sources.extend([&RMS_NORM_OF_ACTIVATIONS, &RMS_NORM_HEADS, &PARTIAL_SUMS]);
             }
             KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
             KernelGroup::LayerNormOfActivations => {

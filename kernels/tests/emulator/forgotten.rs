@@ -36,7 +36,7 @@ fn assert_change_shows<P: Precision>(
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
     let waits = "await_previous();";
-    let bodies: [(_, Body); 8] = [
+    let bodies: [(_, Body); 9] = [
         ("attention_step.cu", bodies::attention_cached::steps_agree),
         ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
         ("embedding.cu", bodies::embedding::agrees),
@@ -44,6 +44,7 @@ fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
         ("layer_norm.cu", bodies::layer_norm::agrees),
         ("ordered_product.cu", bodies::ordered_product::agrees),
         ("rms_norm.cu", bodies::rms_norm::agrees),
+        ("rms_norm_heads.cu", bodies::rms_norm::of_activations_agrees),
         ("scan_step.cu", bodies::selective_scan_step::agrees),
     ];
     for (source, body) in bodies {
@@ -354,16 +355,18 @@ fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
     let of_two = "NormBackward of_two = arguments; of_two.heads *= 2; \
                   norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(of_two);";
     let of_first = "row / arguments.heads * arguments.x_stride";
-    for (from, to) in [
-        (backward, of_two),
-        ("head_place(arguments, row, arguments.x_stride)", of_first),
-        (
-            "pack.at[i] * reciprocal_rms * weight.at[i]",
-            "pack.at[i] * reciprocal_rms * weight.at[0]",
-        ),
+    let (wide, narrow) = ("rms_norm.cu", "rms_norm_heads.cu");
+    for (source, from, to) in [
+        (wide, backward, of_two),
+        (wide, "head_place(arguments, row, arguments.x_stride)", of_first),
+        (wide, "* reciprocal_rms * weight.at[i]", "* reciprocal_rms * weight.at[0]"),
+        (narrow, "place.in_rows(arguments.x_stride, width)", "place.row * arguments.x_stride"),
+        (narrow, "place.in_rows(arguments.dx_stride, width)", "place.row * arguments.dx_stride"),
+        (narrow, "* reciprocal_rms * weight.packs[k]", "* reciprocal_rms * weight.packs[0]"),
+        (narrow, "other < WARPS", "other < 1"),
+        (narrow, "mask = TEAM; mask < WARP", "mask = TEAM; mask < TEAM"),
     ] {
-        let change = SourceChange { source: "rms_norm.cu", from, to };
-        assert_change_shows::<Bf16>(change, of_heads);
+        assert_change_shows::<Bf16>(SourceChange { source, from, to }, of_heads);
     }
 }
 

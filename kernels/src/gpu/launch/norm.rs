@@ -13,7 +13,8 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{
-    LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, RMS_NORM_OF_ACTIVATIONS, Source,
+    LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, RMS_NORM_HEADS, RMS_NORM_OF_ACTIVATIONS,
+    Source,
 };
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::{NormKind, NormShape};
@@ -35,6 +36,11 @@ const KEPT: usize = 4;
 const COLUMNS_AHEAD: [usize; 2] = [THREADS as usize * COLUMNS, 2 * THREADS as usize * COLUMNS];
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
+/// Heads over which a block sums the gradient of their weight: `RUN_HEADS` of norm.h. Numerics.
+const RUN_HEADS: usize = 512;
+/// The threads of such a head, and the columns that each loads at once: `TEAM` and `PACK` of rms_norm_heads.cu.
+const HEAD_TEAM: u32 = 8;
+const HEAD_COLUMNS: usize = 8;
 
 /// `NormForward` of norm.h.
 #[repr(C)]
@@ -90,6 +96,8 @@ struct Kernels {
     /// The backward kernels for rows of a block's width that load the next row ahead, one for each entry of [`COLUMNS_AHEAD`], the
     /// most columns of a row. They give the same bits as the kernels for all widths.
     ahead: Option<[KernelName; 2]>,
+    /// The kernels for narrow rows, or heads of them: up to 64 columns, then up to 128; of each the wide one, then the single.
+    heads: Option<[[KernelName; 2]; 2]>,
 }
 
 macro_rules! kernels {
@@ -102,6 +110,7 @@ macro_rules! kernels {
             ],
             few: None,
             ahead: None,
+            heads: None,
         }
     };
     ($source:ident, $variants:literal, few) => {
@@ -110,6 +119,15 @@ macro_rules! kernels {
     ($source:ident, $variants:literal, ahead) => {
         Kernels {
             ahead: Some([concat!($variants, "_ahead_narrow"), concat!($variants, "_ahead")]),
+            ..kernels!($source, $variants)
+        }
+    };
+    ($source:ident, $variants:literal, $heads:literal) => {
+        Kernels {
+            heads: Some([
+                [concat!($heads, "_64_wide"), concat!($heads, "_64_single")],
+                [concat!($heads, "_128_wide"), concat!($heads, "_128_single")],
+            ]),
             ..kernels!($source, $variants)
         }
     };
@@ -122,7 +140,11 @@ impl Kernels {
                 kernels!(RMS_NORM, "rms_norm_forward", few)
             }
             (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
-                kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_forward_activation")
+                kernels!(
+                    RMS_NORM_OF_ACTIVATIONS,
+                    "rms_norm_forward_activation",
+                    "rms_norm_forward_heads"
+                )
             }
             (NormKind::Layer, NormInput::Residual(_)) => {
                 kernels!(LAYER_NORM, "layer_norm_forward_residual", few)
@@ -139,7 +161,11 @@ impl Kernels {
                 kernels!(RMS_NORM, "rms_norm_backward", ahead)
             }
             (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
-                kernels!(RMS_NORM_OF_ACTIVATIONS, "rms_norm_backward_activation")
+                kernels!(
+                    RMS_NORM_OF_ACTIVATIONS,
+                    "rms_norm_backward_activation",
+                    "rms_norm_backward_heads"
+                )
             }
             (NormKind::Layer, NormInput::Residual(_)) => {
                 kernels!(LAYER_NORM, "layer_norm_backward_residual", ahead)
@@ -148,6 +174,20 @@ impl Kernels {
                 kernels!(LAYER_NORM_OF_ACTIVATIONS, "layer_norm_backward_activation")
             }
         }
+    }
+
+    /// The kernels for rows, or heads of them, that are so narrow, where there are such.
+    ///
+    /// # Errors
+    /// More heads than they count.
+    fn of_heads(&self, kernel: KernelName, shape: NormShape) -> Result<Option<[KernelName; 2]>> {
+        let variants = match (self.heads, shape.width()) {
+            (Some([to_64, _]), ..=64) => to_64,
+            (Some([_, to_128]), ..=128) => to_128,
+            _ => return Ok(None),
+        };
+        size32(kernel, "heads of all rows", shape.normed().rows())?;
+        Ok(Some(variants))
     }
 
     /// The variant for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads.
@@ -169,26 +209,23 @@ struct Operands {
     activations: Vec<PlacedRows>,
 }
 
-/// The bytes that a pack of columns of `T` is aligned to.
-fn pack_bytes<T>() -> u64 {
-    ((COLUMNS * size_of::<T>()) as u64).min(WIDE_BYTES)
+/// The bytes that a pack of `columns` of `T` is aligned to.
+fn pack_bytes<T>(columns: usize) -> u64 {
+    ((columns * size_of::<T>()) as u64).min(WIDE_BYTES)
 }
 
-fn access_of<T>(rows: &[PlacedRows]) -> Access {
+fn access_of<T>(rows: &[PlacedRows], columns: usize) -> Access {
     let placed = rows.iter().map(|&(address, stride)| (address, stride_bytes::<T>(stride)));
-    Access::of(pack_bytes::<T>(), &placed.collect::<Vec<_>>())
+    Access::of(pack_bytes::<T>(columns), &placed.collect::<Vec<_>>())
 }
 
 impl Operands {
-    /// Wide where `width` is whole packs, and all rows are aligned to them.
-    fn access<A>(&self, width: usize) -> Access {
-        if !width.is_multiple_of(COLUMNS) {
+    /// Wide where `width` is whole packs of `columns`, and all rows are aligned to them.
+    fn access<A>(&self, width: usize, columns: usize) -> Access {
+        if !width.is_multiple_of(columns) {
             return Access::Single;
         }
-        match access_of::<f32>(&self.fp32) {
-            Access::Wide => access_of::<A>(&self.activations),
-            Access::Single => Access::Single,
-        }
+        access_of::<f32>(&self.fp32, columns).and(access_of::<A>(&self.activations, columns))
     }
 
     /// Checks what both directions read, and adds x and the weight: where the rows of x are.
@@ -251,15 +288,23 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
         // An absent bias has address 0, which counts as aligned.
         operands.fp32.push((arguments.bias, 0));
         operands.activations.push((arguments.y, arguments.y_stride));
-        let access = operands.access::<P::Activation>(width);
+        let of_heads = kernels.of_heads(kernel, shape)?;
+        let columns = if of_heads.is_some() { HEAD_COLUMNS } else { COLUMNS };
+        let access = operands.access::<P::Activation>(width, columns);
         let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=HELD_COLUMNS).contains(&width);
-        let (name, teams) = match (kernels.few, access) {
-            (Some(few), Access::Wide) if is_few => (few, 1),
-            _ => kernels.variant(access, width, self.driver.properties().warp),
+        let (source, name, rows_of_block) = match (of_heads, kernels.few) {
+            (Some([wide, single]), _) => {
+                (&RMS_NORM_HEADS, access.choose(wide, single), (THREADS / HEAD_TEAM) as usize)
+            }
+            (None, Some(few)) if is_few && access == Access::Wide => (kernels.source, few, 1),
+            _ => {
+                let (name, teams) = kernels.variant(access, width, self.driver.properties().warp);
+                (kernels.source, name, teams)
+            }
         };
-        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early(rows);
+        let launch = blocks(kernel, rows.div_ceil(rows_of_block), THREADS)?.early(rows);
         // SAFETY: rows and vectors were checked against the shape; the kernels are those of such an x.
-        unsafe { self.launch(stream, kernels.source, name, launch, arguments) }
+        unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 
     /// The gradient of x; partial sums of those of the parameters over runs of rows, then those of grains.
@@ -301,7 +346,12 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
         };
         // An absent copy has address 0, which counts as aligned.
         operands.activations.extend([(dy, dy_stride), rounded_to]);
-        let runs = Runs::new(kernel, shape.normed(), RUN_ROWS, width)?;
+        let of_heads = kernels.of_heads(kernel, shape)?;
+        let (run_rows, columns) = match of_heads {
+            Some(_) => (RUN_HEADS, HEAD_COLUMNS),
+            None => (RUN_ROWS, COLUMNS),
+        };
+        let runs = Runs::new(kernel, shape.normed(), run_rows, width)?;
         let sums = self.partial_sums(stream, [dweight.address(), dbias.address()], runs)?;
         let arguments = Backward {
             dx,
@@ -323,15 +373,22 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
             heads: size32(kernel, "heads", shape.heads())?,
             unused: 0,
         };
-        let access = operands.access::<P::Activation>(width);
+        let access = operands.access::<P::Activation>(width, columns);
         let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
-        let (name, teams) = match (kernels.ahead.zip(place), access) {
-            (Some((ahead, place)), Access::Wide) if width > SHORT_WIDTH => (ahead[place], 1),
-            _ => kernels.variant(access, width, self.driver.properties().warp),
+        let ahead = kernels.ahead.zip(place).map(|(ahead, place)| ahead[place]);
+        let (source, name, teams) = match (of_heads, ahead) {
+            (Some([wide, single]), _) => (&RMS_NORM_HEADS, access.choose(wide, single), 1),
+            (None, Some(ahead)) if access == Access::Wide && width > SHORT_WIDTH => {
+                (kernels.source, ahead, 1)
+            }
+            _ => {
+                let (name, teams) = kernels.variant(access, width, self.driver.properties().warp);
+                (kernels.source, name, teams)
+            }
         };
         let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
-        unsafe { self.launch(stream, kernels.source, name, launch, arguments) }?;
+        unsafe { self.launch(stream, source, name, launch, arguments) }?;
         if arguments.rounded != Address::NULL && access == Access::Single {
             let launch = blocks(kernel, rows, THREADS)?;
             // SAFETY: both matrices were checked against the shape; a block has a row.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::sizes::{blocks, sequences32, size32};
+use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, exactly, row_stride_mut};
 use crate::backend::{Rotary, RotaryInputs};
 use crate::error::Result;
@@ -15,6 +15,8 @@ use crate::shape::AttentionShape;
 use crate::view::MatrixMut;
 
 const THREADS: usize = 128;
+/// Heads that a thread turns: `IN_FLIGHT` of rotary.cu.
+const HEADS: usize = 4;
 
 /// `Rotary` of rotary.cu.
 #[repr(C)]
@@ -34,6 +36,13 @@ struct Arguments {
     unused: u32,
 }
 
+/// A kernel in one direction, by its accesses.
+struct Kernel {
+    name: KernelName,
+    wide: KernelName,
+    single: KernelName,
+}
+
 impl<D: Driver, P: Precision> Rotary for Gpu<D, P> {
     fn rotary_forward(
         &self,
@@ -42,13 +51,18 @@ impl<D: Driver, P: Precision> Rotary for Gpu<D, P> {
         inputs: RotaryInputs<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
-        const KERNEL: KernelName = "rotary_forward";
+        let kernel = Kernel {
+            name: "rotary_forward",
+            wide: "rotary_forward_wide",
+            single: "rotary_forward_single",
+        };
+        let (rows, heads) = (shape.sequences().rows(), shape.heads() + shape.key_value_heads());
         let columns = shape.width() + shape.key_value_width();
-        let row_stride = row_stride_mut(KERNEL, "qk", &qk, shape.sequences().rows(), columns)?;
-        let pairs = columns / 2;
-        let rows = (qk.address(), row_stride);
-        // SAFETY: the rows were checked, and a thread turns a pair of its own.
-        unsafe { self.launch_rotary(stream, KERNEL, rows, pairs, inputs, shape) }
+        let placed = (qk.address(), row_stride_mut(kernel.name, "qk", &qk, rows, columns)?);
+        let threads = rows.saturating_mul(parts::<P>(shape)).saturating_mul(heads.div_ceil(HEADS));
+        let blocks = threads.div_ceil(THREADS);
+        // SAFETY: the rows were checked, and a thread turns pairs of its own.
+        unsafe { self.launch_rotary(stream, kernel, placed, blocks, inputs, shape) }
     }
 
     fn rotary_backward(
@@ -58,26 +72,40 @@ impl<D: Driver, P: Precision> Rotary for Gpu<D, P> {
         inputs: RotaryInputs<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
-        const KERNEL: KernelName = "rotary_backward";
+        let kernel = Kernel {
+            name: "rotary_backward",
+            wide: "rotary_backward_wide",
+            single: "rotary_backward_single",
+        };
         let (rows, columns) = (shape.sequences().rows(), 3 * shape.width());
-        let row_stride = row_stride_mut(KERNEL, "dqkv", &dqkv, rows, columns)?;
-        let rows = (dqkv.address(), row_stride);
-        // SAFETY: the rows were checked, and a thread has the same pair of all heads of a row.
-        unsafe { self.launch_rotary(stream, KERNEL, rows, shape.head_width() / 2, inputs, shape) }
+        let placed = (dqkv.address(), row_stride_mut(kernel.name, "dqkv", &dqkv, rows, columns)?);
+        // Of each part of the rows: keys with values, and HEADS of the queries' heads after another.
+        let tasks = 1 + shape.heads().div_ceil(HEADS);
+        let blocks = rows.saturating_mul(parts::<P>(shape)).div_ceil(THREADS).saturating_mul(tasks);
+        // SAFETY: the rows were checked; a thread has the same pairs of heads of queries, or of all other heads of a row.
+        unsafe { self.launch_rotary(stream, kernel, placed, blocks, inputs, shape) }
     }
 }
 
+/// Pairs of a head that a thread has: `PAIRS` of rotary.cu.
+fn pairs<P: Precision>() -> usize {
+    WIDE_BYTES as usize / size_of::<P::Activation>()
+}
+
+/// Parts of a head that are a thread's.
+fn parts<P: Precision>(shape: AttentionShape) -> usize {
+    (shape.head_width() / 2).div_ceil(pairs::<P>())
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// A thread for each of `pairs` pairs of each row.
-    ///
     /// # Safety
-    /// The rows must be as many and as wide as `kernel` takes them for `shape`.
+    /// The rows must be as many and as wide as `kernel` takes them for `shape`, and `grid` what it covers them with.
     unsafe fn launch_rotary(
         &self,
         stream: &mut GpuStream<D>,
-        kernel: KernelName,
+        Kernel { name: kernel, wide, single }: Kernel,
         (rows, row_stride): (Address, u64),
-        pairs: usize,
+        grid: usize,
         inputs: RotaryInputs<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()> {
@@ -105,9 +133,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             shared_heads: size32(kernel, "heads", shape.key_value_heads())?,
             unused: 0,
         };
-        let threads = sequences.rows().saturating_mul(pairs);
-        let launch = blocks(kernel, threads.div_ceil(THREADS), THREADS as u32)?;
+        let row_bytes = stride_bytes::<P::Activation>(row_stride);
+        let access = match (shape.head_width() / 2).is_multiple_of(pairs::<P>()) {
+            true => Access::of(WIDE_BYTES, &[(rows, row_bytes), (arguments.table, 0)]),
+            false => Access::Single,
+        };
+        let launch = blocks(kernel, grid, THREADS as u32)?;
         // SAFETY: the caller's; no entry past the table is read.
-        unsafe { self.launch(stream, &ROTARY, kernel, launch, arguments) }
+        unsafe { self.launch(stream, &ROTARY, access.choose(wide, single), launch, arguments) }
     }
 }

@@ -65,6 +65,8 @@ fn measure<B: Backend>(
     let shape = shape.with_key_value_heads(shared)?;
     let (width, shared_width) = (shape.width(), shape.key_value_width());
     let columns = width + 2 * shared_width;
+    // Gradients of keys and values are those of each head of queries.
+    let gradient_columns = 3 * width;
     let qkv = bench.activations(rows * columns)?;
     let slopes = match kind {
         Kind::Plain | Kind::SharedKeys => None,
@@ -73,7 +75,7 @@ fn measure<B: Backend>(
     let dout = bench.activations(rows * width)?;
     let mut out = bench.room::<B::Activation>(rows * width)?;
     let mut log_sum_exp = bench.room::<f32>(rows * heads)?;
-    let mut dqkv = bench.room::<B::Activation>(rows * columns)?;
+    let mut dqkv = bench.room::<B::Activation>(rows * gradient_columns)?;
     let inputs = || -> Result<AttentionInputs<'_, B>, KernelError> {
         let qkv = Slice::all(&qkv).matrix(rows, columns)?;
         Ok(AttentionInputs {
@@ -91,7 +93,7 @@ fn measure<B: Backend>(
     let backward = bench.milliseconds(|backend, stream| {
         backend.attention_backward(
             stream,
-            SliceMut::all(&mut dqkv).matrix(rows, columns)?,
+            SliceMut::all(&mut dqkv).matrix(rows, gradient_columns)?,
             AttentionSaved {
                 dout: Slice::all(&dout).matrix(rows, width)?,
                 inputs: inputs()?,
@@ -115,7 +117,7 @@ fn measure<B: Backend>(
     };
     Ok(vec![
         line("forward", forward, bytes(columns + width), 2.0),
-        line("backward", backward, bytes(2 * (columns + width)), 5.0),
+        line("backward", backward, bytes(columns + 2 * width + gradient_columns), 5.0),
     ])
 }
 
