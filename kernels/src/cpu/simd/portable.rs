@@ -8,16 +8,21 @@ pub(crate) struct Portable;
 
 type Array = [f32; LANES];
 
-/// `f` of each lane.
+/// A method that computes `$body` of each lane. On x86-64, whose processors hardly ever lack AVX2, it is called, which builds in less time
+/// than inlining it everywhere.
 macro_rules! lanewise {
-    (|$($lane:ident),+| $body:expr) => {{
-        let mut out = [0.0; LANES];
-        for (i, out) in out.iter_mut().enumerate() {
-            $(let $lane = $lane[i];)+
-            *out = $body;
+    ($method:ident($($lane:ident),+) $body:expr) => {
+        #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+        #[cfg_attr(target_arch = "x86_64", inline(never))]
+        fn $method(self, $($lane: Array),+) -> Array {
+            let mut out = [0.0; LANES];
+            for (i, out) in out.iter_mut().enumerate() {
+                $(let $lane = $lane[i];)+
+                *out = $body;
+            }
+            out
         }
-        out
-    }};
+    };
 }
 
 impl Simd for Portable {
@@ -40,77 +45,18 @@ impl Simd for Portable {
         *to = v;
     }
 
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn add(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| a + b)
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn sub(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| a - b)
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn mul(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| a * b)
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn div(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| a / b)
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn mul_add(self, a: Array, b: Array, c: Array) -> Array {
-        lanewise!(|a, b, c| a.mul_add(b, c))
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn neg_mul_add(self, a: Array, b: Array, c: Array) -> Array {
-        lanewise!(|a, b, c| (-a).mul_add(b, c))
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn max(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| if a > b { a } else { b })
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn min(self, a: Array, b: Array) -> Array {
-        lanewise!(|a, b| if a < b { a } else { b })
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn abs(self, a: Array) -> Array {
-        lanewise!(|a| a.abs())
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn sqrt(self, a: Array) -> Array {
-        lanewise!(|a| a.sqrt())
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn select_by_sign(self, x: Array, positive: Array, negative: Array) -> Array {
-        lanewise!(|x, positive, negative| if x.is_sign_negative() { negative } else { positive })
-    }
-
-    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-    #[cfg_attr(target_arch = "x86_64", inline(never))]
-    fn scale_by_power(self, p: Array, r: Array) -> Array {
-        lanewise!(|p, r| f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23)))
-    }
+    lanewise!(add(a, b) a + b);
+    lanewise!(sub(a, b) a - b);
+    lanewise!(mul(a, b) a * b);
+    lanewise!(div(a, b) a / b);
+    lanewise!(mul_add(a, b, c) a.mul_add(b, c));
+    lanewise!(neg_mul_add(a, b, c)(-a).mul_add(b, c));
+    lanewise!(max(a, b) if a > b { a } else { b });
+    lanewise!(min(a, b) if a < b { a } else { b });
+    lanewise!(abs(a) a.abs());
+    lanewise!(sqrt(a) a.sqrt());
+    lanewise!(select_by_sign(x, positive, negative) if x.is_sign_negative() { negative } else { positive });
+    lanewise!(scale_by_power(p, r) f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23)));
 
     #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     #[cfg_attr(target_arch = "x86_64", inline(never))]
