@@ -1,7 +1,7 @@
 // Common parts of RMSNorm and layer norm: the team of threads for a row, and the whole backward norm.
 //
 // A team of threads has a row: a warp where rows are short, else a block. Thread i of a team of T has the packs i, i +
-// T, ... of four columns each.
+// T, ... of four columns each. (Of narrow heads rms_norm_heads.cu has its own teams.)
 #pragma once
 #include "runs.h"
 

@@ -1,4 +1,5 @@
-// RMSNorm (Zhang and Sennrich, 2019) over rows of the fp32 residual stream, or over heads of rows of activations (Henry et al., 2020).
+// RMSNorm (Zhang and Sennrich, 2019) over rows of the fp32 residual stream, or over rows of activations or their heads (Henry et al.,
+// 2020) that are wider than 128 columns; rms_norm_heads.cu has the others.
 //
 //   r  = (mean(x^2) + eps)^-1/2;   xr = x r;   y = xr weight
 //   dx += r (dy weight - xr mean(dy weight xr));   dweight = sum over the grain's rows of dy xr

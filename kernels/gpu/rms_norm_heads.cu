@@ -1,8 +1,8 @@
 // RMSNorm (rms_norm.cu) of rows or heads of activations that are at most 128 columns wide, as heads of queries and keys are (Henry et
 // al., 2020).
 //
-// Floor: 4 bytes an element of bf16 forward, 6 backward. So few bytes take few instructions: a team of eight threads has a head, so
-// that a warp sums and divides for several at once, and a thread finds the place of its first head by division, those of others by
+// Floor: 4 bytes an element of bf16 forward, 6 backward. Few bytes leave time for few instructions: a team of eight threads has a head,
+// so that a warp sums and divides for several at once, and a thread finds the place of its first head by division, those of others by
 // adding.
 #include "dialect.h"
 #include "pack.h"
@@ -41,6 +41,7 @@ DEVICE float sum_of_products(const Part<PACKS>& a, const Part<PACKS>& b) {
         }
         sums[k] = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
     }
+    static_assert(PACKS <= 2, "two sums are added");
     return PACKS == 1 ? sums[0] : sums[0] + sums[PACKS - 1];
 }
 
@@ -76,8 +77,8 @@ struct HeadPlace {
     u32 head;
 
     __device__ __forceinline__ HeadPlace(u32 index, u32 heads) : row(index / heads), head(index % heads) {}
-    __device__ __forceinline__ u64 in_rows(u64 stride, u32 width) const { return row * stride + head * width; }
-    // The head `rows` rows and `more` heads behind, which are fewer than a row has.
+    __device__ __forceinline__ u64 in_rows(u64 stride, u32 width) const { return row * stride + static_cast<u64>(head) * width; }
+    // Moves on by `rows` rows and `more` heads; `more` is less than the heads of a row.
     __device__ __forceinline__ void advance(u32 rows, u32 more, u32 heads) {
         row += rows;
         head += more;
@@ -91,7 +92,7 @@ struct HeadPlace {
 template <u32 PACKS, Access ACCESS>
 DEVICE void heads_forward(const NormForward& arguments) {
     const u32 own = blockIdx.x * TEAMS + threadIdx.x / TEAM, count = static_cast<u32>(arguments.rows);
-    // Past the last head, that is read again and not stored: every thread of a warp takes part in its sums.
+    // Teams past the last head read the last one again and store nothing: every thread of a warp takes part in its sums.
     const u32 index = min(own, count - 1);
     release_next();
     await_previous();
@@ -133,7 +134,8 @@ DEVICE void heads_backward(const NormBackward& arguments) {
         Part<PACKS> x{}, dy{};
         float reciprocal = 0.0f;
         if (index < end) {
-            x = heads.read(static_cast<const activation*>(arguments.x) + place.in_rows(arguments.x_stride, width));
+            const activation* const x_start = static_cast<const activation*>(arguments.x);
+            x = heads.read(x_start + place.in_rows(arguments.x_stride, width));
             dy = heads.read(arguments.dy + place.in_rows(arguments.dy_stride, width));
             reciprocal = arguments.statistics[index];
         }

@@ -47,14 +47,14 @@ DEVICE Halves turned(const Halves& x, const Angles& by) {
     return y;
 }
 
-// Where the pairs of a thread lie: `count` from `pair`, in the heads of `row`.
+// Where the pairs of a thread lie: from `pair` on in the heads of `row`, of which `count` are left there.
 template <Access ACCESS>
 struct Place {
     const Rotary& arguments;
     u64 row;
     u32 pair, count;
 
-    // A thread for PAIRS pairs of each row.
+    // A thread for each PAIRS pairs of a row.
     __device__ __forceinline__ Place(const Rotary& given, u64 index) : arguments(given) {
         const u32 parts = (given.half - 1) / PAIRS + 1;
         row = index / parts;
@@ -62,7 +62,7 @@ struct Place {
         count = given.half - pair;
     }
     __device__ __forceinline__ activation* head(u32 index) const {
-        return arguments.rows + row * arguments.row_stride + index * 2 * arguments.half + pair;
+        return arguments.rows + row * arguments.row_stride + static_cast<u64>(index) * 2 * arguments.half + pair;
     }
     __device__ __forceinline__ Halves read(u32 index) const {
         const activation* const at = head(index);
@@ -138,7 +138,7 @@ DEVICE void backward(const Rotary& arguments) {
     Angles back = place.angles();
 #pragma unroll
     for (u32 i = 0; i < PAIRS; i++) back.sines.at[i] = -back.sines.at[i];
-    // The longest part is begun first.
+    // The longest task is begun first.
     const u32 task = blockIdx.x / blocks;
     if (task > 0) return place.turn((task - 1) * IN_FLIGHT, heads, back);
     for (u32 head = 0; head < shared_heads; head++) {

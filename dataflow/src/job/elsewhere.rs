@@ -14,6 +14,7 @@ use super::resolve::ResolvedRun;
 use crate::checkpoint;
 use crate::cluster::{Failure, WorkerContext};
 use crate::error::{JobError, Result};
+use crate::operators::addressed::Addressed;
 
 /// The latest checkpoint of another process's own folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ pub(super) fn furthest(
         && is_first_of_process
         && let Some(elsewhere) = own(run, process)
     {
-        sender.send((0, elsewhere));
+        sender.send(Addressed::new(0, elsewhere));
     }
     sender.close();
     context.run_until_done()?;

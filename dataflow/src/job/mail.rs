@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use timely::ExchangeData;
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::{Operator, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle, Scope};
 
 use crate::cluster::progress;
+use crate::operators::addressed::Addressed;
 
-/// Sends records to the workers whose index precedes each of them. Every worker has one, and closes it.
-pub(super) type Sender<D> = InputHandle<u64, CapacityContainerBuilder<Vec<(u64, D)>>>;
+/// Sends records to workers. Every worker has one, and closes it.
+pub(super) type Sender<D> = InputHandle<u64, CapacityContainerBuilder<Vec<Addressed<D>>>>;
 
 /// The messages that came to this worker.
 pub(super) type Inbox<D> = Rc<RefCell<Vec<D>>>;
@@ -27,13 +27,13 @@ pub(super) fn mail<D: ExchangeData + Clone>(
     sender
         .to_stream(scope)
         .unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
-            Exchange::new(|(worker, _): &(u64, D)| *worker),
+            Addressed::by_destination(),
             name,
             |_, _| {
                 move |input, _output| {
                     input.for_each(|_time, records| {
                         progress::moved();
-                        arrived.borrow_mut().extend(records.drain(..).map(|(_, record)| record));
+                        arrived.borrow_mut().extend(records.drain(..).map(Addressed::into_record));
                     });
                 }
             },

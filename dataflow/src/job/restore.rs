@@ -31,6 +31,7 @@ use crate::checkpoint::{LocalCopy, RestoredState, StateFiles, checkpoint_path};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Aborted, Actor, Failure, WorkerContext};
 use crate::error::Result;
+use crate::operators::addressed::Addressed;
 use crate::operators::plan::cut;
 use crate::operators::{GraphError, InitialState};
 use crate::run_folder::RunFolder;
@@ -323,7 +324,7 @@ pub fn distribute(
         let stored = stored.map_or(Stored::Parameters, |_| Stored::States);
         let announcement = Announcement { start: *start, files, stored };
         for process in 1..processes {
-            announcements.send((first_of(process) as u64, announcement.clone()));
+            announcements.send(Addressed::new(first_of(process), announcement.clone()));
         }
     }
     announcements.close();
@@ -338,7 +339,7 @@ pub fn distribute(
         if seen.is_none() {
             state.lock().start = Some(start);
             expected = Some(cut.needed(stored));
-            answers.send((0, Needy { process: context.process() }));
+            answers.send(Addressed::new(0, Needy { process: context.process() }));
         }
     }
     answers.close();

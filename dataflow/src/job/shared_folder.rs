@@ -9,6 +9,7 @@ use tidemill_streaming_data::store::Location;
 use super::mail::mail;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
+use crate::operators::addressed::Addressed;
 use crate::run_folder::RunFolder;
 
 /// A run folder and the processes that have it.
@@ -56,7 +57,9 @@ pub fn agree(
     let (mut tokens, told, asked) = context.dataflow(|scope| mail::<String>(scope, "Token"));
     let (mut answers, heard, _) = context.dataflow(|scope| mail::<usize>(scope, "Seen"));
     for process in 1..processes {
-        token.into_iter().for_each(|it| tokens.send(((process * threads) as u64, it.to_owned())));
+        if let Some(token) = token {
+            tokens.send(Addressed::new(process * threads, token.to_owned()));
+        }
     }
     tokens.close();
     context.step_while(|| !asked.done())?;
@@ -65,7 +68,7 @@ pub fn agree(
     let folder = path.zip(token).map(|(path, token)| SeenFolder { path, token });
     shared.seen = folder.filter(|it| it.is_held() && RunFolder::takes_files(&it.path));
     if shared.seen.is_some() {
-        (0..context.peers()).for_each(|worker| answers.send((worker as u64, process)));
+        (0..context.peers()).for_each(|worker| answers.send(Addressed::new(worker, process)));
     }
     answers.close();
     context.run_until_done()?;

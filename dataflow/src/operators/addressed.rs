@@ -1,4 +1,5 @@
-//! Records for one worker each.
+//! Records for one worker each: what a dataflow's workers tell each other, beside the chunks of the collective. A destination is a
+//! worker's index in the dataflow, not its rank among those that train, which [`Place::worker`](super::Place::worker) turns into one.
 
 use serde::{Deserialize, Serialize};
 use timely::dataflow::channels::pact::Exchange;

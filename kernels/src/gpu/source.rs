@@ -189,7 +189,7 @@ pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 pub static RMS_NORM: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0");
 /// The same of activations, whose heads may be normed each by itself.
 pub static RMS_NORM_OF_ACTIVATIONS: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "1");
-/// The same of heads that a warp has whole.
+/// The same for rows or heads of at most 128 columns.
 pub static RMS_NORM_HEADS: Source = source!("rms_norm_heads.cu", OF_ACTIVATIONS = "1");
 /// Rotary positions and their gradients.
 pub static ROTARY: Source = source!("rotary.cu");

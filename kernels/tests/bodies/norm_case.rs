@@ -242,10 +242,10 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
 ) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    // Rows wider than 512 take a block each; a thread holds one pack or two.
-    let sizes = [(11, 3), (11, 40), (11, 768), (6, 1028), (6, 516)];
-    for ((seed, (rows, width)), kind) in (1..).zip(sizes).zip(kinds.into_iter().cycle()) {
-        let grains = GrainRows::new(rows, 4).unwrap();
+    // Rows wider than 512 take a block each; a thread holds one pack or two. Narrow heads are summed by 512 of a grain.
+    let sizes = [(11, 4, 3), (11, 4, 40), (11, 4, 768), (6, 4, 1028), (6, 4, 516), (28, 14, 17)];
+    for ((seed, (rows, of_grain, width)), kind) in (1..).zip(sizes).zip(kinds.into_iter().cycle()) {
+        let grains = GrainRows::new(rows, of_grain).unwrap();
         let shape = kind.norm.shape(grains, width);
         let label = format!("{kind:?} {shape:?} seed {seed}");
         let case = Case::new::<B::Activation>(&mut Inputs::new(seed), kind, [rows, width], 1.0);

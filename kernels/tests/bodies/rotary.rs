@@ -98,12 +98,13 @@ fn run<B: Backend<Activation: Number>>(
 }
 
 /// Samples and positions, heads of queries, heads of keys and values, and the width of a head.
-const SHAPES: [([usize; 2], [usize; 2], usize); 6] = [
+const SHAPES: [([usize; 2], [usize; 2], usize); 7] = [
     ([1, 1], [1, 1], 2),
     ([2, 5], [3, 3], 6),
     ([3, 7], [4, 2], 10),
     ([2, 9], [6, 2], 34),
     ([2, 3], [5, 1], 64),
+    ([2, 3], [7, 1], 16),
     ([1, 66], [8, 2], 128),
 ];
 

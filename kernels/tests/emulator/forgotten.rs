@@ -361,13 +361,39 @@ fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
         (wide, "head_place(arguments, row, arguments.x_stride)", of_first),
         (wide, "* reciprocal_rms * weight.at[i]", "* reciprocal_rms * weight.at[0]"),
         (narrow, "place.in_rows(arguments.x_stride, width)", "place.row * arguments.x_stride"),
-        (narrow, "place.in_rows(arguments.dx_stride, width)", "place.row * arguments.dx_stride"),
+        (
+            narrow,
+            "x_start + place.in_rows(arguments.x_stride, width)",
+            "x_start + place.row * arguments.x_stride",
+        ),
+        (
+            narrow,
+            "dy + place.in_rows(arguments.dy_stride, width)",
+            "dy + place.row * arguments.dy_stride",
+        ),
+        (
+            narrow,
+            "dx + place.in_rows(arguments.dx_stride, width)",
+            "dx + place.row * arguments.dx_stride",
+        ),
+        (narrow, "        row++;\n", ""),
         (narrow, "* reciprocal_rms * weight.packs[k]", "* reciprocal_rms * weight.packs[0]"),
         (narrow, "other < WARPS", "other < 1"),
         (narrow, "mask = TEAM; mask < WARP", "mask = TEAM; mask < TEAM"),
     ] {
         assert_change_shows::<Bf16>(SourceChange { source, from, to }, of_heads);
     }
+}
+
+/// A gradient of a key's head is that of every head of queries that shares it.
+#[test]
+fn a_forgotten_head_of_queries_fails_the_body() {
+    let change = SourceChange {
+        source: "rotary.cu",
+        from: "other += IN_FLIGHT",
+        to: "other += 2 * IN_FLIGHT",
+    };
+    assert_change_shows::<Bf16>(change, bodies::rotary::agrees);
 }
 
 /// A piece of heads continues from the stored state and stores its own.

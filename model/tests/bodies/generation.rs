@@ -26,12 +26,15 @@ pub(super) fn positions<B>(arm: &Arm<B>) -> usize {
 
 /// Small models of odd sizes, with `count` positions if they learn them; their initial weights are
 /// enlarged so that the state matters.
-fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<f32>)> {
+fn models<B: Backend>(
+    arm: &Arm<B>,
+    count: usize,
+) -> impl Iterator<Item = (LanguageModel<B>, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
     // A convolution of one tap has no state; there is no bias.
     let one_tap = MambaConfig { d_conv: 1, conv_bias: false, ..MambaConfig::new(33, 17, 1) };
-    let build = |config: ModelConfig| {
+    let build = |config: ModelConfig| -> (LanguageModel<B>, Vec<f32>) {
         let model = LanguageModel::new(&config).expect("sizes");
         let mut arena = model.initialize(7);
         for tensor in model.layout().tensors().iter().filter(|tensor| tensor.shape.len() == 2) {
@@ -54,7 +57,7 @@ fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(LanguageModel<B>, Vec<
             _ => {}
         }
     }
-    configs.chain(others).map(build).collect()
+    configs.chain(others).map(build)
 }
 
 /// Positions that there is room for.
@@ -77,9 +80,7 @@ fn for_models_that_draw<B: Backend>(
     arm: &Arm<B>,
     body: impl Fn(&mut Device<'_, B>, &LanguageModel<B>, &Parameters<B>),
 ) {
-    let mut models = models(arm, ROOM);
-    models.truncate(arm.sizes.choose(usize::MAX, 2));
-    for (model, arena) in models {
+    for (model, arena) in models(arm, ROOM).take(arm.sizes.choose(usize::MAX, 2)) {
         arm.with_parameters(&model, &arena, |device, parameters| body(device, &model, parameters));
     }
 }
@@ -305,7 +306,7 @@ pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
 /// Equal logits, of which top-p keeps exactly as many as reach its sum: GPUs leave such draws to
 /// the host, which uses the same numbers.
 pub fn draws_in_doubt_are_the_hosts<B: Backend>(arm: &Arm<B>) {
-    let (model, arena) = models(arm, ROOM).remove(0);
+    let (model, arena) = models(arm, ROOM).next().expect("a model");
     arm.with_parameters(&model, &vec![0.0; arena.len()], |device, parameters| {
         let top_p = 20.0 / model.vocab_size() as f64;
         let sampling = SamplingSettings { top_p, seed: 12, ..Default::default() };

@@ -11,7 +11,7 @@ type Array = [f32; LANES];
 /// A method that computes `$body` of each lane. On x86-64, whose processors hardly ever lack AVX2, it is called, which builds in less time
 /// than inlining it everywhere.
 macro_rules! lanewise {
-    ($method:ident($($lane:ident),+) $body:expr) => {
+    ($method:ident($($lane:ident),+) => $body:expr) => {
         #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
         #[cfg_attr(target_arch = "x86_64", inline(never))]
         fn $method(self, $($lane: Array),+) -> Array {
@@ -45,18 +45,20 @@ impl Simd for Portable {
         *to = v;
     }
 
-    lanewise!(add(a, b) a + b);
-    lanewise!(sub(a, b) a - b);
-    lanewise!(mul(a, b) a * b);
-    lanewise!(div(a, b) a / b);
-    lanewise!(mul_add(a, b, c) a.mul_add(b, c));
-    lanewise!(neg_mul_add(a, b, c)(-a).mul_add(b, c));
-    lanewise!(max(a, b) if a > b { a } else { b });
-    lanewise!(min(a, b) if a < b { a } else { b });
-    lanewise!(abs(a) a.abs());
-    lanewise!(sqrt(a) a.sqrt());
-    lanewise!(select_by_sign(x, positive, negative) if x.is_sign_negative() { negative } else { positive });
-    lanewise!(scale_by_power(p, r) f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23)));
+    lanewise!(add(a, b) => a + b);
+    lanewise!(sub(a, b) => a - b);
+    lanewise!(mul(a, b) => a * b);
+    lanewise!(div(a, b) => a / b);
+    lanewise!(mul_add(a, b, c) => a.mul_add(b, c));
+    lanewise!(neg_mul_add(a, b, c) => (-a).mul_add(b, c));
+    lanewise!(max(a, b) => if a > b { a } else { b });
+    lanewise!(min(a, b) => if a < b { a } else { b });
+    lanewise!(abs(a) => a.abs());
+    lanewise!(sqrt(a) => a.sqrt());
+    lanewise!(select_by_sign(x, positive, negative) => {
+        if x.is_sign_negative() { negative } else { positive }
+    });
+    lanewise!(scale_by_power(p, r) => f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23)));
 
     #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     #[cfg_attr(target_arch = "x86_64", inline(never))]

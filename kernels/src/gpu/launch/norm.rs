@@ -21,7 +21,8 @@ use crate::shape::{NormKind, NormShape};
 use crate::view::{MatrixMut, Slice, SliceMut};
 
 const THREADS: u32 = 256;
-/// Rows up to this width are a warp's, longer ones a block's. Numerics: it chooses the order of a row's sums.
+/// Rows up to this width are a warp's, longer ones a block's, where no kernel of narrow heads is. Numerics: it chooses the order of a
+/// row's sums.
 const SHORT_WIDTH: usize = 512;
 /// Columns that a thread loads at once.
 const COLUMNS: usize = 4;
@@ -36,7 +37,9 @@ const KEPT: usize = 4;
 const COLUMNS_AHEAD: [usize; 2] = [THREADS as usize * COLUMNS, 2 * THREADS as usize * COLUMNS];
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
-/// Heads over which a block sums the gradient of their weight: `RUN_HEADS` of norm.h. Numerics.
+/// The widths of narrow heads: those that the kernels of narrow heads are for. Numerics.
+const HEAD_WIDTHS: [usize; 2] = [64, 128];
+/// Narrow heads over which a block sums the gradient of their weight: `RUN_HEADS` of norm.h. Numerics.
 const RUN_HEADS: usize = 512;
 /// The threads of such a head, and the columns that each loads at once: `TEAM` and `PACK` of rms_norm_heads.cu.
 const HEAD_TEAM: u32 = 8;
@@ -96,7 +99,7 @@ struct Kernels {
     /// The backward kernels for rows of a block's width that load the next row ahead, one for each entry of [`COLUMNS_AHEAD`], the
     /// most columns of a row. They give the same bits as the kernels for all widths.
     ahead: Option<[KernelName; 2]>,
-    /// The kernels for narrow rows, or heads of them: up to 64 columns, then up to 128; of each the wide one, then the single.
+    /// The kernels for narrow rows, or heads of them, one for each of [`HEAD_WIDTHS`]; of each the wide one, then the single.
     heads: Option<[[KernelName; 2]; 2]>,
 }
 
@@ -176,18 +179,15 @@ impl Kernels {
         }
     }
 
-    /// The kernels for rows, or heads of them, that are so narrow, where there are such.
+    /// The kernels for rows or heads of the shape's width, if they are narrow and the norm has such kernels.
     ///
     /// # Errors
     /// More heads than they count.
     fn of_heads(&self, kernel: KernelName, shape: NormShape) -> Result<Option<[KernelName; 2]>> {
-        let variants = match (self.heads, shape.width()) {
-            (Some([to_64, _]), ..=64) => to_64,
-            (Some([_, to_128]), ..=128) => to_128,
-            _ => return Ok(None),
-        };
+        let place = HEAD_WIDTHS.iter().position(|&most| shape.width() <= most);
+        let Some((variants, place)) = self.heads.zip(place) else { return Ok(None) };
         size32(kernel, "heads of all rows", shape.normed().rows())?;
-        Ok(Some(variants))
+        Ok(Some(variants[place]))
     }
 
     /// The variant for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads.

@@ -79,10 +79,10 @@ impl<D: Driver, P: Precision> Rotary for Gpu<D, P> {
         };
         let (rows, columns) = (shape.sequences().rows(), 3 * shape.width());
         let placed = (dqkv.address(), row_stride_mut(kernel.name, "dqkv", &dqkv, rows, columns)?);
-        // Of each part of the rows: keys with values, and HEADS of the queries' heads after another.
+        // Tasks for each part of a row: keys with values, then each HEADS heads of queries.
         let tasks = 1 + shape.heads().div_ceil(HEADS);
         let blocks = rows.saturating_mul(parts::<P>(shape)).div_ceil(THREADS).saturating_mul(tasks);
-        // SAFETY: the rows were checked; a thread has the same pairs of heads of queries, or of all other heads of a row.
+        // SAFETY: the rows were checked; no two threads have the same elements.
         unsafe { self.launch_rotary(stream, kernel, placed, blocks, inputs, shape) }
     }
 }
@@ -98,8 +98,10 @@ fn parts<P: Precision>(shape: AttentionShape) -> usize {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Launches `grid` blocks of a kernel.
+    ///
     /// # Safety
-    /// The rows must be as many and as wide as `kernel` takes them for `shape`, and `grid` what it covers them with.
+    /// The rows must be as many and as wide as `kernel` takes them for `shape`, and `grid` the blocks that it needs for them.
     unsafe fn launch_rotary(
         &self,
         stream: &mut GpuStream<D>,
