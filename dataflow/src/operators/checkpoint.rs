@@ -4,6 +4,7 @@
 //! Worker 0 writes all of it, or shares the work with other workers: it begins a checkpoint, tells them, and completes it once
 //! each of them has reported that its part is done.
 
+mod cut;
 mod newest;
 mod sink;
 mod writers;
@@ -12,12 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::{Chunk, CollectiveError, Credit, Part, StatePart};
+use tidemill_collective::{Chunk, CollectiveError, Credit};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
-use timely::dataflow::operators::{Capability, ConnectLoop, Feedback, InputCapability};
+use timely::dataflow::operators::{ConnectLoop, Feedback};
 use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
@@ -26,6 +27,7 @@ pub use self::newest::NewestParameters;
 pub use self::sink::{StateSink, WrittenFiles};
 pub use self::writers::StateWriters;
 
+use self::cut::{Cut, Held, Stage};
 use self::sink::{WriterJob, WriterReply};
 
 use super::addressed::Addressed;
@@ -123,96 +125,6 @@ struct CutMessage {
     /// The timestamp of the cut.
     time: u64,
     message: WriterMessage,
-}
-
-/// The capabilities of a cut.
-struct Held {
-    done: Capability<u64>,
-    credits: Capability<u64>,
-    messages: Capability<u64>,
-}
-
-/// How far a cut is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    /// Another worker begins it first.
-    #[default]
-    Waiting,
-    /// It may be begun here.
-    Allowed,
-    /// The writer has begun it.
-    Open,
-    /// The writer has all of it, and is to complete its part.
-    Ending,
-}
-
-/// One cut on a writer.
-#[derive(Default)]
-struct Cut {
-    report: Option<StepReport>,
-    held: Option<Held>,
-    stage: Stage,
-    /// Chunks that arrived and were not handed to the writer yet.
-    waiting: Vec<Chunk>,
-    /// For each part, whether each of its chunks was handed over.
-    arrived: BTreeMap<StatePart, Vec<bool>>,
-    handed: usize,
-    written: usize,
-    /// On worker 0: the files that the other writers have written.
-    finished: Vec<WrittenFiles>,
-}
-
-impl Cut {
-    fn hold(&mut self, time: &InputCapability<u64>) {
-        self.held.get_or_insert_with(|| Held {
-            done: time.retain(0),
-            credits: time.retain(1),
-            messages: time.retain(2),
-        });
-    }
-
-    /// Takes note of a chunk of the cut after step `step`, of the parameters and states in `arenas`, which `worker` writes; returns
-    /// its part, and its place in the part's arena.
-    fn admit(
-        &mut self,
-        plan: &TrainingPlan,
-        (worker, writers): (usize, &StateWriters),
-        arenas: &StateArenas,
-        step: u64,
-        chunk: &Chunk,
-    ) -> Result<(StatePart, usize), Failure> {
-        let header = *chunk.header()?;
-        let destination = writers.of(&header);
-        if destination != worker {
-            return Err(CollectiveError::Misrouted { destination, worker }.into());
-        }
-        let (chunks, index, step) = (plan.chunks.chunks(), header.chunk as usize, step + 1);
-        let found = match (header.part, chunks.get(index)) {
-            (Part::State(part), Some(planned)) if arenas.of(part).is_some() => {
-                Some((part, arenas.range(part, &planned.range)))
-            }
-            _ => None,
-        };
-        let (part, range) = match found {
-            Some((part, range))
-                if header.step == step && chunk.payload_bytes() == 4 * range.len() =>
-            {
-                (part, range)
-            }
-            _ => {
-                let expected = "a part of the optimizer's state";
-                return Err(GraphError::Chunk { step, expected, found: header }.into());
-            }
-        };
-        let arrived = self.arrived.entry(part).or_default();
-        arrived.resize(chunks.len(), false);
-        if std::mem::replace(&mut arrived[index], true) {
-            let what = format!("{part:?} of chunk {index}");
-            return Err(GraphError::Twice { step, what }.into());
-        }
-        self.handed += 1;
-        Ok((part, range.start))
-    }
 }
 
 struct State {
@@ -463,7 +375,7 @@ mod tests {
     use super::*;
     use crate::cluster::ExitClass;
     use crate::operators::plan::tests::two_buckets;
-    use tidemill_collective::{ChunkHeader, Node};
+    use tidemill_collective::{ChunkHeader, Node, Part, StatePart};
     use tidemill_model::optimizer::StateSpec;
 
     /// One chunk that comes twice and one that is missing are as many as a whole checkpoint has.
