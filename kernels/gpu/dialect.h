@@ -311,12 +311,16 @@ DEVICE double shuffle_xor(double x, u32 mask) {
     return word.whole;
 }
 
-// The sum over a warp, in every lane: a butterfly, so that all lanes have the same bits.
+// The sum over LANES neighbouring lanes, a power of two, in each of them: a butterfly, so that all have the same bits.
+template <u32 LANES, class T>
+DEVICE T lane_sum(T x) {
+#pragma unroll
+    for (u32 mask = LANES / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
 template <class T>
 DEVICE T warp_sum(T x) {
-#pragma unroll
-    for (u32 mask = WARP / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-    return x;
+    return lane_sum<WARP>(x);
 }
 DEVICE float warp_max(float x) {
 #pragma unroll

@@ -66,8 +66,8 @@ DEVICE u64 head_place(const Arguments& arguments, u64 index, u64 stride) {
 
 template <u32 TEAM, class T>
 DEVICE T team_sum(T x) {
-    if constexpr (TEAM == WARP) {
-        return warp_sum(x);
+    if constexpr (TEAM <= WARP) {
+        return lane_sum<TEAM>(x);
     } else {
         __shared__ T partial[TEAM / WARP];
         return block_sum<TEAM>(x, partial);

@@ -15,13 +15,6 @@ constexpr u32 WARPS = THREADS / WARP;
 constexpr u32 PACK = 8;
 constexpr u32 STEP = TEAM * PACK;
 
-// The sum over a team, in each of its threads.
-DEVICE float team_sum_of(float x) {
-#pragma unroll
-    for (u32 mask = TEAM / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-    return x;
-}
-
 // A thread's columns of a head.
 template <u32 PACKS>
 struct Part {
@@ -102,7 +95,7 @@ DEVICE void heads_forward(const NormForward& arguments) {
     const activation* const from = static_cast<const activation*>(arguments.x) + place.in_rows(arguments.x_stride, width);
     Part<PACKS> x = heads.read(from);
     const Part<PACKS> weight = heads.read(arguments.weight);
-    const float mean = team_sum_of(sum_of_products(x, x)) / static_cast<float>(width);
+    const float mean = lane_sum<TEAM>(sum_of_products(x, x)) / static_cast<float>(width);
     const float reciprocal_rms = 1.0f / sqrtf(mean + arguments.eps);
     if (own >= count) return;
     if (threadIdx.x % TEAM == 0) arguments.statistics[index] = reciprocal_rms;
@@ -149,7 +142,7 @@ DEVICE void heads_backward(const NormBackward& arguments) {
                 dy.packs[k].at[i] *= weight.packs[k].at[i];
             }
         }
-        const float mean = team_sum_of(sum_of_products(dy, x)) / static_cast<float>(width);
+        const float mean = lane_sum<TEAM>(sum_of_products(dy, x)) / static_cast<float>(width);
 #pragma unroll
         for (u32 k = 0; k < PACKS; k++) {
 #pragma unroll

@@ -47,6 +47,9 @@ DEVICE Halves turned(const Halves& x, const Angles& by) {
     return y;
 }
 
+// The threads that share the pairs of a row.
+DEVICE u32 parts_of_row(const Rotary& arguments) { return (arguments.half - 1) / PAIRS + 1; }
+
 // Where the pairs of a thread lie: from `pair` on in the heads of `row`, of which `count` are left there.
 template <Access ACCESS>
 struct Place {
@@ -56,7 +59,7 @@ struct Place {
 
     // A thread for each PAIRS pairs of a row.
     __device__ __forceinline__ Place(const Rotary& given, u64 index) : arguments(given) {
-        const u32 parts = (given.half - 1) / PAIRS + 1;
+        const u32 parts = parts_of_row(given);
         row = index / parts;
         pair = static_cast<u32>(index % parts) * PAIRS;
         count = given.half - pair;
@@ -118,7 +121,7 @@ template <Access ACCESS>
 DEVICE void forward(const Rotary& arguments) {
     const u32 heads = arguments.heads + arguments.shared_heads;
     const u32 groups = (heads - 1) / IN_FLIGHT + 1;
-    const u32 parts = (arguments.half - 1) / PAIRS + 1;
+    const u32 parts = parts_of_row(arguments);
     const u64 index = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     const u64 of_row = index / parts;
     const Place<ACCESS> place(arguments, of_row / groups * parts + index % parts);
@@ -131,7 +134,7 @@ DEVICE void forward(const Rotary& arguments) {
 template <Access ACCESS>
 DEVICE void backward(const Rotary& arguments) {
     const u32 heads = arguments.heads, shared_heads = arguments.shared_heads, group = heads / shared_heads;
-    const u32 parts = (arguments.half - 1) / PAIRS + 1;
+    const u32 parts = parts_of_row(arguments);
     const u32 blocks = static_cast<u32>((arguments.row_count * parts - 1) / THREADS + 1);
     const Place<ACCESS> place(arguments, static_cast<u64>(blockIdx.x % blocks) * THREADS + threadIdx.x);
     if (place.row >= arguments.row_count) return;

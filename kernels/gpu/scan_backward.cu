@@ -12,15 +12,16 @@
 //
 // Sums over channels: the lane's two, then a reduce-scatter over the lanes of a warp, then warps through
 // shared memory, then one partial sum a block in device memory, which scan_sum_dbc adds in order. Sums over
-// states go through shared memory to the thread that finishes 4 channels of one position.
+// states: the lane's two, then two neighbouring lanes', then through shared memory to the thread that finishes 4 channels
+// of one position.
 //
 // AMD has waves of 64. Its compute units have 64 KiB of shared memory, and copies into it hold up the thread that makes
-// them. There the next tile waits in registers, and sums over states go over the lanes of a warp too, by the same tree,
+// them. There the next tile waits in registers, and sums over states go over the lanes of a warp alone, by the same tree,
 // so that three blocks fit instead of one.
 //
 // Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over channels
-// (about 25 issued). At (2, 4096, 5376) on an H200: 0.6 ms of shared memory, the tightest limit; 0.55 ms of issue; 0.23
-// ms of bytes. Measured: 0.91 ms, and 0.05 ms around it.
+// (about 27 issued). At (2, 4096, 5376) on an H200: 0.6 ms of issue, 0.55 ms of shared memory, 0.23 ms of bytes. Measured:
+// 0.86 ms, and 0.05 ms around it.
 #include "scan_backward.h"
 
 namespace {

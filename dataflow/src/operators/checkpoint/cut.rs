@@ -43,7 +43,7 @@ pub(super) struct Cut {
     /// Chunks that arrived and were not handed to the writer yet.
     pub(super) waiting: Vec<Chunk>,
     /// For each part, whether each of its chunks was handed over.
-    pub(super) arrived: BTreeMap<StatePart, Vec<bool>>,
+    arrived: BTreeMap<StatePart, Vec<bool>>,
     pub(super) handed: usize,
     pub(super) written: usize,
     /// On worker 0: the files that the other writers have written.
@@ -100,5 +100,53 @@ impl Cut {
         }
         self.handed += 1;
         Ok((part, range.start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::ExitClass;
+    use crate::operators::plan::tests::two_buckets;
+    use tidemill_collective::{ChunkHeader, Node, Part, StatePart};
+    use tidemill_model::optimizer::StateSpec;
+
+    /// One chunk that comes twice and one that is missing are as many as a whole checkpoint has.
+    #[test]
+    fn a_chunk_that_comes_twice_is_refused() {
+        let (plan, layout) = two_buckets();
+        let arenas = StateArenas::new(&layout, &["first", "second"].map(StateSpec::of_elements));
+        let state = |part, chunk, step| {
+            let node = Node { lo: 0, hi: 2 };
+            let part = Part::State(part);
+            let header = ChunkHeader { destination: 0, source: 1, part, chunk, node, step };
+            Chunk::new(header, vec![1.0; 16])
+        };
+        let mut cut = Cut::default();
+        let writers = StateWriters::default();
+        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), &arenas, 4, chunk);
+        assert!(admit(&state(StatePart::State(0), 0, 4)).is_err(), "of another step");
+        assert!(admit(&state(StatePart::State(0), 2, 5)).is_err(), "no such chunk");
+        assert!(admit(&state(StatePart::State(2), 0, 5)).is_err(), "no such state");
+        for part in StatePart::all(2) {
+            for chunk in [1, 0] {
+                admit(&state(part, chunk, 5)).unwrap();
+                let failure = admit(&state(part, chunk, 5)).unwrap_err();
+                assert_eq!(failure.exit_class(), ExitClass::Restart);
+                let said = failure.cause().to_string();
+                assert_eq!(said, format!("step 5: {part:?} of chunk {chunk} came twice"));
+            }
+        }
+        assert_eq!(cut.handed, 6);
+        // The second of two workers writes the states.
+        let writers = StateWriters::new(vec![vec![0, 0], vec![2, 2], vec![2, 2]]);
+        let routed = |worker, part| {
+            let (mut cut, chunk) = (Cut::default(), state(part, 1, 5));
+            cut.admit(&plan, (worker, &writers), &arenas, 4, &chunk).is_ok()
+        };
+        assert!(routed(0, StatePart::Parameter) && routed(2, StatePart::State(1)));
+        assert!(!routed(2, StatePart::Parameter) && !routed(0, StatePart::State(1)));
+        let expected = [0, 1, 2].map(|worker| writers.expected(worker, 2, 2));
+        assert_eq!((expected, writers.others().into_iter().collect()), ([2, 0, 4], vec![2]));
     }
 }

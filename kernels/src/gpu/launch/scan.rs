@@ -298,7 +298,7 @@ pub(super) const FORWARD_ANY_SHARED_BYTES: usize = 14336;
 
 /// Shared memory of a block of `scan_backward.cu`, in bytes; `static_assert`ed there.
 pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
-    if warp == 32 { 64528 + 3072 * activation_bytes } else { 17808 }
+    if warp == 32 { 48400 + 3072 * activation_bytes } else { 17808 }
 }
 
 /// Rows of packed B and C.
