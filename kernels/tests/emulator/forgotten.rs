@@ -133,6 +133,8 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
     let onward = "tile -= tiles;";
     assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
+    let of_lanes = "halve<GROUP * 4>(all, walker.group & 1, WAITS_IN_REGISTERS ? 2 : 1);";
+    assert_needs::<Fp32>("scan_backward.h", of_lanes, bodies::selective_scan::agrees);
 }
 
 /// A scaled sum reads and scales the old values.
