@@ -20,7 +20,7 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 use crate::block::ResidualGradient;
 use crate::error::Result;
 use crate::lease::Lease;
-use crate::norm::{Norm, NormPass, NormScratch};
+use crate::norm::{Norm, NormPass, NormScratch, Normed};
 use crate::sample::MicrobatchShape;
 use crate::trainable::{Device, GradientSink};
 
@@ -45,8 +45,8 @@ pub struct Head {
 
 /// Memory that a [`Head`] needs while it runs.
 pub struct HeadScratch<B: Backend> {
-    /// `normed[b t, d]`
-    normed: B::Buffer<B::Activation>,
+    /// f
+    normed: Normed<B>,
     norm: NormScratch<B>,
     /// `grad_normed[b t, d]`
     grad_normed: B::Buffer<B::Activation>,
@@ -81,13 +81,14 @@ impl Head {
         shape: MicrobatchShape,
     ) -> Result<HeadScratch<B>> {
         let grains = shape.grain_rows()?;
-        let norm = self.norm.plan(device, grains)?;
+        let normed = self.norm.plan_normed(device, grains.rows())?;
+        let norm = self.norm.plan_scratch(device, grains)?;
         let Device { backend, stream } = device;
         let grain_rows = grains.range(0).len();
         let chunk_rows = backend.logit_chunk_rows().min(grain_rows);
         let grad_table = if chunk_rows < grain_rows { self.table.len() } else { 0 };
         Ok(HeadScratch {
-            normed: backend.allocate(stream, grains.rows() * self.width)?,
+            normed,
             norm,
             grad_normed: backend.allocate(stream, grains.rows() * self.width)?,
             logits: backend.allocate(stream, chunk_rows * self.table_rows())?,
@@ -133,7 +134,7 @@ impl Head {
         pass: &HeadPass<'_, B>,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
-        self.normalize(device, pass, scratch)?;
+        self.norm.forward(device, &mut scratch.normed, self.norm_pass(pass)?)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
             for rows in chunks(device.backend, grains.range(grain)) {
@@ -166,7 +167,7 @@ impl Head {
         scratch: &mut HeadScratch<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<()> {
-        self.normalize(device, pass, scratch)?;
+        self.norm.forward(device, &mut scratch.normed, self.norm_pass(pass)?)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
             let lane = sink.accumulator(self.table_use);
@@ -186,18 +187,6 @@ impl Head {
         Ok(NormPass { parameters: pass.norm, input, grains })
     }
 
-    fn normalize<B: Backend>(
-        &self,
-        device: &mut Device<'_, B>,
-        pass: &HeadPass<'_, B>,
-        scratch: &mut HeadScratch<B>,
-    ) -> Result<()> {
-        let pass = self.norm_pass(pass)?;
-        let HeadScratch { normed, norm, .. } = scratch;
-        let normed = SliceMut::all(normed).matrix(pass.grains.rows(), self.width)?;
-        self.norm.forward(device, normed, norm, pass)
-    }
-
     /// Writes the logits of `rows` to the scratch.
     fn chunk_logits<B: Backend>(
         &self,
@@ -210,7 +199,7 @@ impl Head {
         Ok(device.backend.matmul(
             device.stream,
             SliceMut::all(&mut scratch.logits).matrix(rows.len(), table_rows)?,
-            rows_of(&scratch.normed, rows, self.width)?,
+            rows_of(&scratch.normed, rows)?,
             pass.table.weight(&self.table, table_rows, self.width)?.transposed(),
             Output::Overwrite,
         )?)
@@ -268,7 +257,7 @@ impl Head {
                 pass.table.weight(&self.table, table_rows, width)?,
                 Output::Overwrite,
             )?;
-            let normed = rows_of(normed, &chunk, width)?;
+            let normed = rows_of(normed, &chunk)?;
             if chunk == rows {
                 let lane = lane.matrix(table_rows, width)?;
                 let grain = GrainRows::new(rows.len(), rows.len())?;
@@ -304,7 +293,7 @@ impl Head {
             grad,
             &mut lane,
             Slice::all(&scratch.grad_normed).matrix(rows, width)?,
-            &mut scratch.norm,
+            (&scratch.normed, &mut scratch.norm),
             self.norm_pass(pass)?,
         )
     }
@@ -316,11 +305,10 @@ fn chunks<B: Backend>(backend: &B, rows: Range<usize>) -> impl Iterator<Item = R
     rows.step_by(chunk_rows).map(move |first| first..(first + chunk_rows).min(end))
 }
 
-/// Rows of `matrix[.., width]`.
+/// `rows` of `normed`.
 fn rows_of<'a, B: Backend>(
-    buffer: &'a B::Buffer<B::Activation>,
+    normed: &'a Normed<B>,
     rows: &Range<usize>,
-    width: usize,
 ) -> Result<Matrix<'a, B, B::Activation>> {
-    Ok(Matrix::new(buffer, rows.start * width, rows.len(), width, width, 1)?)
+    Ok(normed.rows(rows.end)?.rows(rows.start, rows.len())?)
 }

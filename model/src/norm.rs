@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A [`Norm`] knows the ranges of its parameters in their segment; blocks and head run it over the rows of the residual stream. A
-//! backward pass of a block recomputes its norms, statistics included, so all norms of one width share one [`NormScratch`].
+//! forward pass writes a [`Normed`], which the backward pass reads: a block keeps one for each of its norms, or runs forward again.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use tidemill_kernels::backend::{
 };
 pub use tidemill_kernels::shape::NormKind;
 use tidemill_kernels::shape::{GrainRows, NormShape};
-use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{BothGradients, ResidualGradient};
 use crate::error::Result;
@@ -55,11 +55,33 @@ pub struct NewNorm {
     pub eps: f32,
 }
 
-/// Memory of norms while they run, one after the other.
-pub struct NormScratch<B: Backend> {
-    /// `statistics[2, rows]`, written by forward for backward; the root mean square uses only the
-    /// first half.
+/// The output of a norm, and what the backward pass needs beside the input.
+pub struct Normed<B: Backend> {
+    /// `normed[rows, d]`
+    output: B::Buffer<B::Activation>,
+    /// `statistics[rows]` of the root mean square, `[2, rows]` of a layer norm.
     statistics: B::Buffer<f32>,
+    /// d
+    width: usize,
+}
+
+impl<B: Backend> Normed<B> {
+    /// The first `rows`, `[rows, d]`.
+    ///
+    /// # Errors
+    /// More rows than memory was planned for.
+    pub fn rows(&self, rows: usize) -> Result<Matrix<'_, B, B::Activation>> {
+        Ok(Slice::all(&self.output).matrix(rows, self.width)?)
+    }
+
+    /// The memory of all rows that were planned.
+    pub fn buffer(&self) -> &B::Buffer<B::Activation> {
+        &self.output
+    }
+}
+
+/// Memory of norms' backward passes, one after the other.
+pub struct NormScratch<B: Backend> {
     /// `gradients[grains, d]` of the weight.
     weight_gradients: B::Buffer<f32>,
     /// `gradients[grains, d]` of the bias.
@@ -110,26 +132,50 @@ impl Norm {
         Self { kind, weight, bias, width, eps }
     }
 
-    /// Memory for microbatches up to `grains`.
+    /// Memory for the output of up to `rows` rows.
     ///
     /// # Errors
     /// A device without room.
-    pub fn plan<B: Backend>(
+    pub fn plan_normed<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        rows: usize,
+    ) -> Result<Normed<B>> {
+        let Device { backend, stream } = device;
+        Ok(Normed {
+            output: backend.allocate(stream, rows * self.width)?,
+            statistics: backend.allocate(stream, rows * self.row_statistics())?,
+            width: self.width,
+        })
+    }
+
+    /// Memory for backward passes of up to `grains`.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn plan_scratch<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         grains: GrainRows,
     ) -> Result<NormScratch<B>> {
         let Device { backend, stream } = device;
-        let (rows, elements) = (grains.rows(), grains.grains() * self.width);
-        let (statistics, bias) = match self.kind {
-            NormKind::RootMeanSquare => (rows, 0),
-            NormKind::Layer => (2 * rows, self.bias.as_ref().map_or(0, |_| elements)),
-        };
+        let elements = grains.grains() * self.width;
         Ok(NormScratch {
-            statistics: backend.allocate(stream, statistics)?,
             weight_gradients: backend.allocate(stream, elements)?,
-            bias_gradients: backend.allocate(stream, bias)?,
+            bias_gradients: backend.allocate(stream, self.bias.as_ref().map_or(0, |_| elements))?,
         })
+    }
+
+    fn row_statistics(&self) -> usize {
+        match self.kind {
+            NormKind::RootMeanSquare => 1,
+            NormKind::Layer => 2,
+        }
+    }
+
+    /// Bytes of one row of a [`Normed`] whose activations have `activation_bytes` bytes each.
+    pub fn row_bytes(&self, activation_bytes: usize) -> usize {
+        self.width * activation_bytes + self.row_statistics() * size_of::<f32>()
     }
 
     fn shape(&self, grains: GrainRows) -> Result<NormShape> {
@@ -140,33 +186,33 @@ impl Norm {
         Ok(shape(grains, self.width, self.eps)?)
     }
 
-    /// Writes `normed[rows, d]`, and leaves in the scratch the statistics that
-    /// [`backward`](Self::backward) needs.
+    /// Writes the rows of `normed` that `pass` has, and their statistics.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
     pub fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        normed: MatrixMut<'_, B, B::Activation>,
-        scratch: &mut NormScratch<B>,
+        normed: &mut Normed<B>,
         pass: NormPass<'_, B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let shape = self.shape(pass.grains)?;
+        let Normed { output, statistics, width } = normed;
+        let output = SliceMut::all(output).matrix(pass.grains.rows(), *width)?;
         let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
         let inputs = NormInputs {
             x: NormInput::Residual(pass.input),
             weight: pass.parameters.vector(&self.weight)?,
             bias: bias.transpose()?,
         };
-        let statistics = SliceMut::new(&mut scratch.statistics, 0, shape.statistics())?;
-        Ok(backend.norm_forward(stream, normed, statistics, inputs, shape)?)
+        let statistics = SliceMut::new(statistics, 0, shape.statistics())?;
+        Ok(backend.norm_forward(stream, output, statistics, inputs, shape)?)
     }
 
     /// Given `grad_normed[rows, d]`, adds the gradient of the input to `grad`, whose rows are d
-    /// wide, and those of the parameters to `lane`, laid out as their segment. The scratch must be
-    /// as [`forward`](Self::forward) left it for the same input.
+    /// wide, and those of the parameters to `lane`, laid out as their segment. `normed` is as
+    /// [`forward`](Self::forward) left it for the same input.
     ///
     /// # Errors
     /// Views of other sizes, parameters of another layout, or a device that fails.
@@ -176,13 +222,13 @@ impl Norm {
         grad: &mut ResidualGradient<B>,
         lane: &mut SliceMut<'_, B, f32>,
         grad_normed: Matrix<'_, B, B::Activation>,
-        scratch: &mut NormScratch<B>,
+        (normed, scratch): (&Normed<B>, &mut NormScratch<B>),
         pass: NormPass<'_, B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
         let elements = pass.grains.grains() * self.width;
-        let NormScratch { statistics, weight_gradients, bias_gradients } = scratch;
+        let NormScratch { weight_gradients, bias_gradients } = scratch;
         let BothGradients { gradient: dx, rounded } = grad.both_mut(rows, self.width)?;
         let dbias = self.bias.as_ref().map(|_| SliceMut::new(bias_gradients, 0, elements));
         let gradients = NormGradients {
@@ -192,7 +238,7 @@ impl Norm {
         };
         let saved = NormSaved {
             x: NormInput::Residual(pass.input),
-            statistics: Slice::new(statistics, 0, shape.statistics())?,
+            statistics: Slice::new(&normed.statistics, 0, shape.statistics())?,
             weight: pass.parameters.vector(&self.weight)?,
         };
         backend.norm_backward(stream, gradients, saved, shape)?;

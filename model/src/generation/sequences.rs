@@ -15,7 +15,6 @@ mod logits;
 mod step;
 
 use tidemill_kernels::backend::{KernelGroup, Output};
-use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::block::BlockMemory;
@@ -26,7 +25,7 @@ use crate::generation::incremental::{
 };
 use crate::language_model::{LanguageModel, SharedMemory};
 use crate::linear::Products;
-use crate::norm::NormScratch;
+use crate::norm::Normed;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
 
@@ -67,9 +66,8 @@ struct Rows<B: Backend> {
     places: B::Buffer<u32>,
     /// `residual[b t, d]`
     residual: B::Buffer<f32>,
-    /// `normed[b t, d]`
-    normed: B::Buffer<B::Activation>,
-    norm: NormScratch<B>,
+    /// Of the head's norm.
+    normed: Normed<B>,
 }
 
 impl<'m, B: Backend> Sequences<'m, B> {
@@ -149,8 +147,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
                 lengths: device.backend.allocate(device.stream, sequences)?,
                 places: device.backend.allocate(device.stream, places)?,
                 residual: device.backend.allocate(device.stream, rows * width)?,
-                normed: device.backend.allocate(device.stream, rows * width)?,
-                norm: model.head().norm.plan(device, GrainRows::new(rows, rows)?)?,
+                normed: model.head().norm.plan_normed(device, rows)?,
             },
             newest: device.backend.allocate(device.stream, sequences * width)?,
             logits: device.backend.allocate(device.stream, sequences * table_rows)?,

@@ -187,9 +187,8 @@ impl<B: Backend> Backward<'_, B> {
     /// `gradients.normed = gradients.xz in_proj`
     fn project_in(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block) = (self.rows()?, self.block);
-        forward::normalize(block, device, self.pass, self.scratch)?;
         let place = &block.tensors.in_proj;
-        let MambaScratch { normed, gradients, .. } = &mut *self.scratch;
+        let gradients = &mut self.scratch.gradients;
         let grad_out = Slice::all(&gradients.xz).matrix(rows, 2 * block.inner)?;
         device.backend.matmul(
             device.stream,
@@ -198,7 +197,7 @@ impl<B: Backend> Backward<'_, B> {
             self.pass.parameters.weight(place, 2 * block.inner, block.width)?,
             Output::Overwrite,
         )?;
-        let input = Slice::all(normed).matrix(rows, block.width)?;
+        let input = self.saved.normed.rows(rows)?;
         add_weight(device, &mut self.lane, place, self.pass, [grad_out, input])
     }
 
@@ -216,7 +215,7 @@ impl<B: Backend> Backward<'_, B> {
             grad,
             &mut self.lane,
             Slice::all(&gradients.normed).matrix(rows, block.width)?,
-            norm,
+            (&self.saved.normed, norm),
             block.norm_pass(self.pass)?,
         )
     }

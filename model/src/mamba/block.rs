@@ -9,9 +9,9 @@
 //! out        = input + y out_proj^T
 //! ```
 //!
-//! Forward keeps `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and the values that
-//! the scan saves. Backward recomputes cheap values: the norm, dt_proj's product, and the gated
-//! output, which the backward scan returns.
+//! Forward keeps the norm's output, `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and
+//! the values that the scan saves. Backward recomputes cheap values: dt_proj's product, and the
+//! gated output, which the backward scan returns.
 
 use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
@@ -23,7 +23,7 @@ use crate::mamba::backward;
 use crate::mamba::config::MambaConfig;
 use crate::mamba::forward;
 use crate::mamba::tensors::MambaTensors;
-use crate::norm::{Norm, NormPass, NormScratch};
+use crate::norm::{Norm, NormPass, NormScratch, Normed};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
@@ -46,6 +46,8 @@ pub struct MambaBlock {
 
 /// The values that the forward pass of a [`MambaBlock`] keeps for its backward pass.
 pub struct MambaSaved<B: Backend> {
+    /// u
+    pub(crate) normed: Normed<B>,
     /// `xz[b t, 2 e]`: in_proj's product.
     pub(crate) xz: B::Buffer<B::Activation>,
     /// `x[b t, e]`, after convolution and SiLU.
@@ -66,8 +68,6 @@ pub(crate) struct ScanSources<'a, B: Backend> {
 
 /// Memory that alike Mamba blocks use one after the other.
 pub struct MambaScratch<B: Backend> {
-    /// `normed[b t, d]`
-    pub(crate) normed: B::Buffer<B::Activation>,
     pub(crate) norm: NormScratch<B>,
     /// `delta_raw[b t, e]`: dt_proj's product.
     pub(crate) delta_raw: B::Buffer<B::Activation>,
@@ -204,10 +204,12 @@ impl<B: Backend> Block<B> for MambaBlock {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Saved> {
-        let Device { backend, stream } = device;
         let rows = shape.sequences()?.rows();
+        let normed = self.norm.plan_normed(device, rows)?;
+        let Device { backend, stream } = device;
         let scan = backend.selective_scan_saved_elements(self.scan_shape(shape)?);
         Ok(MambaSaved {
+            normed,
             xz: backend.allocate(stream, rows * 2 * self.inner)?,
             x: backend.allocate(stream, rows * self.inner)?,
             dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
@@ -222,11 +224,10 @@ impl<B: Backend> Block<B> for MambaBlock {
     ) -> Result<Self::Scratch> {
         let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
         let (width, inner) = (self.width, self.inner);
-        let norm = self.norm.plan(device, shape.grain_rows()?)?;
+        let norm = self.norm.plan_scratch(device, shape.grain_rows()?)?;
         let Device { backend, stream } = device;
         Ok(MambaScratch {
             norm,
-            normed: backend.allocate(stream, rows * width)?,
             delta_raw: backend.allocate(stream, rows * inner)?,
             gated: backend.allocate(stream, rows * inner)?,
             gradients: MambaGradients {
@@ -251,13 +252,14 @@ impl<B: Backend> Block<B> for MambaBlock {
         let scan = backend.selective_scan_saved_elements(shape);
         let of_scan = backend.selective_scan_scratch_bytes(shape);
         let activation = size_of::<B::Activation>();
-        let forward = activation * (d + 2 * e);
+        let forward = activation * 2 * e;
         let backward = activation * (d + 5 * e + narrow) + 3 * 4 * d;
         let of_parameters = 4 * (3 * e + e * self.states + e * self.taps + d);
         let weights = [[2 * e, d], [narrow, e], [e, self.rank], [d, e]];
         let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         Ok(SampleBytes {
-            saved: activation * positions * (3 * e + narrow) + 4 * scan,
+            saved: positions * (self.norm.row_bytes(activation) + activation * (3 * e + narrow))
+                + 4 * scan,
             scratch: positions * (forward + backward) + of_parameters + of_scan + of_weights,
         })
     }

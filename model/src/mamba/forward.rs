@@ -17,26 +17,13 @@ pub(crate) fn run<B: Backend>(
     saved: &mut MambaSaved<B>,
     scratch: &mut MambaScratch<B>,
 ) -> Result<()> {
-    normalize(block, device, pass, scratch)?;
-    project_in(block, device, pass, saved, scratch)?;
+    block.norm.forward(device, &mut saved.normed, block.norm_pass(pass)?)?;
+    project_in(block, device, pass, saved)?;
     convolve(block, device, pass, saved)?;
     project_steps(block, device, pass, saved)?;
     raw_steps(block, device, pass, saved, scratch)?;
     scan(block, device, pass, saved, scratch)?;
     project_out(block, device, out, pass, scratch)
-}
-
-/// `scratch.normed = rms_norm(input)`
-pub(crate) fn normalize<B: Backend>(
-    block: &MambaBlock,
-    device: &mut Device<'_, B>,
-    pass: BlockPass<'_, B>,
-    scratch: &mut MambaScratch<B>,
-) -> Result<()> {
-    let pass = block.norm_pass(pass)?;
-    let MambaScratch { normed, norm, .. } = scratch;
-    let normed = SliceMut::all(normed).matrix(pass.grains.rows(), block.width)?;
-    block.norm.forward(device, normed, norm, pass)
 }
 
 /// `saved.xz = normed in_proj^T`
@@ -45,7 +32,6 @@ fn project_in<B: Backend>(
     device: &mut Device<'_, B>,
     pass: BlockPass<'_, B>,
     saved: &mut MambaSaved<B>,
-    scratch: &MambaScratch<B>,
 ) -> Result<()> {
     let Device { backend, stream } = device;
     let rows = pass.shape.sequences()?.rows();
@@ -53,7 +39,7 @@ fn project_in<B: Backend>(
     Ok(backend.matmul(
         stream,
         SliceMut::all(&mut saved.xz).matrix(rows, 2 * block.inner)?,
-        Slice::all(&scratch.normed).matrix(rows, block.width)?,
+        saved.normed.rows(rows)?,
         in_proj.transposed(),
         Output::Overwrite,
     )?)
@@ -129,7 +115,7 @@ fn scan<B: Backend>(
     let MambaScratch { gated, delta_raw, .. } = scratch;
     // The scan writes its own buffer beside the ones that it reads, so that buffer is taken out of
     // `saved` for the call.
-    let MambaSaved { xz, x, dt_bc, scan } = saved;
+    let MambaSaved { xz, x, dt_bc, scan, .. } = saved;
     let inputs = block.scan_inputs(pass, ScanSources { xz, x, dt_bc, delta_raw })?;
     Ok(backend.selective_scan_forward(
         stream,

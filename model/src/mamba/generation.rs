@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
 use crate::mamba::MambaBlock;
-use crate::norm::{NormPass, NormScratch};
+use crate::norm::{NormPass, Normed};
 use crate::trainable::Device;
 
 /// The state of a [`MambaBlock`].
@@ -24,9 +24,7 @@ pub struct MambaState<B: Backend> {
 
 /// Activations of one piece; rows are ordered by sequence, then by position.
 pub struct MambaRows<B: Backend> {
-    norm: NormScratch<B>,
-    /// `normed[b t, d]`
-    normed: B::Buffer<B::Activation>,
+    normed: Normed<B>,
     /// `xz[b t, 2 e]`
     xz: B::Buffer<B::Activation>,
     /// `x[b t, e]`, after the convolution.
@@ -70,12 +68,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     }
 
     fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaRows<B>> {
-        let (rows, d, e) = (room.rows, self.width, self.inner);
-        let norm = self.norm.plan(device, GrainRows::new(rows, rows)?)?;
+        let (rows, e) = (room.rows, self.inner);
+        let normed = self.norm.plan_normed(device, rows)?;
         let Device { backend, stream } = device;
         Ok(MambaRows {
-            norm,
-            normed: backend.allocate(stream, rows * d)?,
+            normed,
             xz: backend.allocate(stream, rows * 2 * e)?,
             x: backend.allocate(stream, rows * e)?,
             dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
@@ -131,15 +128,14 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         let (columns, places) = (self.dt_bc_width(), &self.tensors);
         let sequences = SequenceShape::new(piece.sequences(), piece.positions())?;
         let samples = sequences.samples();
-        let normed = SliceMut::all(&mut workspace.normed).matrix(rows, d)?;
         let input = Slice::all(residual).matrix(rows, d)?;
         let grains = GrainRows::new(rows, rows)?;
         let norm_pass = NormPass { parameters, input, grains };
-        self.norm.forward(device, normed, &mut workspace.norm, norm_pass)?;
+        self.norm.forward(device, &mut workspace.normed, norm_pass)?;
         products.multiply(
             device,
             SliceMut::all(&mut workspace.xz).matrix(rows, 2 * e)?,
-            Slice::all(&workspace.normed).matrix(rows, d)?,
+            workspace.normed.rows(rows)?,
             parameters.weight(&places.in_proj, 2 * e, d)?,
         )?;
         let bias = places.conv_bias.as_ref().map(|place| parameters.vector(place));

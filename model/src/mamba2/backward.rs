@@ -63,15 +63,15 @@ impl<B: Backend> Backward<'_, B> {
             self.pass.parameters.weight(place, block.width, inner)?,
             Output::Overwrite,
         )?;
-        let input = Slice::all(&self.scratch.gated_normed).matrix(rows, inner)?;
+        let input = self.scratch.gated_normed.rows(rows)?;
         add_weight(device, &mut self.lane, place, self.pass, [grad, input])
     }
 
     /// From `gradients.gated_normed` to `gradients.gated`.
     fn normalize_gated(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, inner) = (self.rows()?, self.block, self.block.inner());
-        let Mamba2Scratch { gated_norm, gradients, .. } = &mut *self.scratch;
-        let Mamba2Gradients { gated_normed, gated, .. } = gradients;
+        let Mamba2Scratch { gated_normed, gated_norm, gradients, .. } = &mut *self.scratch;
+        let Mamba2Gradients { gated_normed: gradient_of_norm, gated, .. } = gradients;
         // The kernel adds to its output. No residual branch goes around this norm, so the output
         // starts from zero.
         let gradient = SliceMut::new(gated.gradient_mut(), 0, rows * inner)?;
@@ -80,8 +80,8 @@ impl<B: Backend> Backward<'_, B> {
             device,
             gated,
             &mut self.lane,
-            Slice::all(gated_normed).matrix(rows, inner)?,
-            gated_norm,
+            Slice::all(gradient_of_norm).matrix(rows, inner)?,
+            (gated_normed, gated_norm),
             block.gated_norm_pass(self.pass, &self.saved.gated)?,
         )
     }
@@ -159,9 +159,8 @@ impl<B: Backend> Backward<'_, B> {
     /// `gradients.normed = gradients.projected in_proj`, and the gradient of in_proj.
     fn project_in(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, columns) = (self.rows()?, self.block, self.block.projected_width());
-        forward::normalize(block, device, self.pass, self.scratch)?;
         let place = &block.tensors.in_proj;
-        let Mamba2Scratch { normed, gradients, .. } = &mut *self.scratch;
+        let gradients = &mut self.scratch.gradients;
         let grad_out = Slice::all(&gradients.projected).matrix(rows, columns)?;
         device.backend.matmul(
             device.stream,
@@ -170,7 +169,7 @@ impl<B: Backend> Backward<'_, B> {
             self.pass.parameters.weight(place, columns, block.width)?,
             Output::Overwrite,
         )?;
-        let input = Slice::all(normed).matrix(rows, block.width)?;
+        let input = self.saved.normed.rows(rows)?;
         add_weight(device, &mut self.lane, place, self.pass, [grad_out, input])
     }
 
@@ -188,7 +187,7 @@ impl<B: Backend> Backward<'_, B> {
             grad,
             &mut self.lane,
             Slice::all(&gradients.normed).matrix(rows, block.width)?,
-            norm,
+            (&self.saved.normed, norm),
             block.norm_pass(self.pass)?,
         )
     }

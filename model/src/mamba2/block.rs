@@ -8,8 +8,8 @@
 //! out        = input + rms_norm(v) out_proj^T
 //! ```
 //!
-//! Forward keeps in_proj's product, the convolution's output, and v, in fp32. Backward recomputes
-//! both norms.
+//! Forward keeps u, in_proj's product, the convolution's output, and v, in fp32. Backward recomputes
+//! the norm of v.
 
 use tidemill_kernels::backend::{ConvInputs, DeltaLimits, HeadScanInputs, KernelGroup};
 use tidemill_kernels::shape::{ConvShape, HeadScanShape, HeadScanSizes, SequenceShape};
@@ -22,7 +22,7 @@ use crate::mamba2::backward;
 use crate::mamba2::config::Mamba2Config;
 use crate::mamba2::forward;
 use crate::mamba2::tensors::Mamba2Tensors;
-use crate::norm::{Norm, NormPass, NormScratch};
+use crate::norm::{Norm, NormPass, NormScratch, Normed};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
@@ -43,6 +43,8 @@ pub struct Mamba2Block {
 
 /// The values that the forward pass of a [`Mamba2Block`] keeps for its backward pass.
 pub struct Mamba2Saved<B: Backend> {
+    /// u
+    pub(crate) normed: Normed<B>,
     /// `projected[b t, e + c + h]`: in_proj's product.
     pub(crate) projected: B::Buffer<B::Activation>,
     /// `xbc[b t, c]`, after convolution and SiLU.
@@ -53,11 +55,9 @@ pub struct Mamba2Saved<B: Backend> {
 
 /// Memory that alike Mamba-2 blocks use one after the other.
 pub struct Mamba2Scratch<B: Backend> {
-    /// `normed[b t, d]`
-    pub(crate) normed: B::Buffer<B::Activation>,
     pub(crate) norm: NormScratch<B>,
-    /// `gated_normed[b t, e]`
-    pub(crate) gated_normed: B::Buffer<B::Activation>,
+    /// `gated_normed[b t, e]`: the norm of v.
+    pub(crate) gated_normed: Normed<B>,
     pub(crate) gated_norm: NormScratch<B>,
     /// Allocated for training; only backward uses them.
     pub(crate) gradients: Mamba2Gradients<B>,
@@ -207,9 +207,11 @@ impl<B: Backend> Block<B> for Mamba2Block {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Saved> {
-        let Device { backend, stream } = device;
         let rows = shape.sequences()?.rows();
+        let normed = self.norm.plan_normed(device, rows)?;
+        let Device { backend, stream } = device;
         Ok(Mamba2Saved {
+            normed,
             projected: backend.allocate(stream, rows * self.projected_width())?,
             xbc: backend.allocate(stream, rows * self.conv_width())?,
             gated: backend.allocate(stream, rows * self.inner())?,
@@ -223,14 +225,14 @@ impl<B: Backend> Block<B> for Mamba2Block {
     ) -> Result<Self::Scratch> {
         let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
         let (e, c, h) = (self.inner(), self.conv_width(), self.sizes.heads);
-        let norm = self.norm.plan(device, shape.grain_rows()?)?;
-        let gated_norm = self.gated_norm.plan(device, shape.grain_rows()?)?;
+        let norm = self.norm.plan_scratch(device, shape.grain_rows()?)?;
+        let gated_norm = self.gated_norm.plan_scratch(device, shape.grain_rows()?)?;
+        let gated_normed = self.gated_norm.plan_normed(device, rows)?;
         let gated = ResidualGradient::new(device, rows * e)?;
         let Device { backend, stream } = device;
         Ok(Mamba2Scratch {
-            normed: backend.allocate(stream, rows * self.width)?,
             norm,
-            gated_normed: backend.allocate(stream, rows * e)?,
+            gated_normed,
             gated_norm,
             gradients: Mamba2Gradients {
                 normed: backend.allocate(stream, rows * self.width)?,
@@ -252,7 +254,7 @@ impl<B: Backend> Block<B> for Mamba2Block {
         let projected = self.projected_width();
         let shape = self.scan_shape(SequenceShape::new(1, positions)?, 1)?;
         let activation = size_of::<B::Activation>();
-        let forward = activation * (d + e);
+        let forward = self.gated_norm.row_bytes(activation);
         // The gradient of the gated output is fp32, with a copy in activation precision where that
         // is not fp32.
         let backward = activation * (d + projected + c + 2 * e) + 4 * e + 3 * 4 * d;
@@ -261,7 +263,8 @@ impl<B: Backend> Block<B> for Mamba2Block {
         let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         let of_scan = backend.head_scan_scratch_bytes(shape);
         Ok(SampleBytes {
-            saved: positions * (activation * (projected + c) + 4 * e),
+            saved: positions
+                * (self.norm.row_bytes(activation) + activation * (projected + c) + 4 * e),
             scratch: positions * (forward + backward) + of_parameters + of_scan + of_weights,
         })
     }

@@ -18,25 +18,12 @@ pub(crate) fn run<B: Backend>(
     saved: &mut Mamba2Saved<B>,
     scratch: &mut Mamba2Scratch<B>,
 ) -> Result<()> {
-    normalize(block, device, pass, scratch)?;
-    project_in(block, device, pass, saved, scratch)?;
+    block.norm.forward(device, &mut saved.normed, block.norm_pass(pass)?)?;
+    project_in(block, device, pass, saved)?;
     convolve(block, device, pass, saved)?;
     scan(block, device, pass, saved)?;
     normalize_gated(block, device, pass, saved, scratch)?;
     project_out(block, device, out, pass, scratch)
-}
-
-/// `scratch.normed = rms_norm(input)`
-pub(crate) fn normalize<B: Backend>(
-    block: &Mamba2Block,
-    device: &mut Device<'_, B>,
-    pass: BlockPass<'_, B>,
-    scratch: &mut Mamba2Scratch<B>,
-) -> Result<()> {
-    let pass = block.norm_pass(pass)?;
-    let Mamba2Scratch { normed, norm, .. } = scratch;
-    let normed = SliceMut::all(normed).matrix(pass.grains.rows(), block.width)?;
-    block.norm.forward(device, normed, norm, pass)
 }
 
 /// `saved.projected = normed in_proj^T`
@@ -45,14 +32,13 @@ fn project_in<B: Backend>(
     device: &mut Device<'_, B>,
     pass: BlockPass<'_, B>,
     saved: &mut Mamba2Saved<B>,
-    scratch: &Mamba2Scratch<B>,
 ) -> Result<()> {
     let Device { backend, stream } = device;
     let (rows, columns) = (pass.shape.sequences()?.rows(), block.projected_width());
     Ok(backend.matmul(
         stream,
         SliceMut::all(&mut saved.projected).matrix(rows, columns)?,
-        Slice::all(&scratch.normed).matrix(rows, block.width)?,
+        saved.normed.rows(rows)?,
         pass.parameters.weight(&block.tensors.in_proj, columns, block.width)?.transposed(),
         Output::Overwrite,
     )?)
@@ -87,7 +73,7 @@ fn scan<B: Backend>(
     let Device { backend, stream } = device;
     let sequences = pass.shape.sequences()?;
     let rows = sequences.rows();
-    let Mamba2Saved { projected, xbc, gated } = saved;
+    let Mamba2Saved { projected, xbc, gated, .. } = saved;
     let projected = Slice::all(&*projected).matrix(rows, block.projected_width())?;
     let xbc = Slice::all(&*xbc).matrix(rows, block.conv_width())?;
     Ok(backend.head_scan_forward(
@@ -107,9 +93,7 @@ pub(crate) fn normalize_gated<B: Backend>(
     scratch: &mut Mamba2Scratch<B>,
 ) -> Result<()> {
     let pass = block.gated_norm_pass(pass, &saved.gated)?;
-    let Mamba2Scratch { gated_normed, gated_norm, .. } = scratch;
-    let normed = SliceMut::all(gated_normed).matrix(pass.grains.rows(), block.inner())?;
-    block.gated_norm.forward(device, normed, gated_norm, pass)
+    block.gated_norm.forward(device, &mut scratch.gated_normed, pass)
 }
 
 /// `out = input + gated_normed out_proj^T`
@@ -127,7 +111,7 @@ fn project_out<B: Backend>(
         stream,
         SliceMut::all(out).matrix(rows, block.width)?,
         Slice::all(pass.input).matrix(rows, block.width)?,
-        Slice::all(&scratch.gated_normed).matrix(rows, block.inner())?,
+        scratch.gated_normed.rows(rows)?,
         out_proj.transposed(),
         None,
     )?)

@@ -10,7 +10,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use crate::error::Result;
 use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::mamba2::Mamba2Block;
-use crate::norm::{NormPass, NormScratch};
+use crate::norm::{NormPass, Normed};
 use crate::trainable::Device;
 
 /// The state of a [`Mamba2Block`].
@@ -23,18 +23,14 @@ pub struct Mamba2State<B: Backend> {
 
 /// Activations of one piece; rows are ordered by sequence, then by position.
 pub struct Mamba2Rows<B: Backend> {
-    norm: NormScratch<B>,
-    gated_norm: NormScratch<B>,
-    /// `normed[b t, d]`
-    normed: B::Buffer<B::Activation>,
+    normed: Normed<B>,
     /// `projected[b t, e + c + h]`
     projected: B::Buffer<B::Activation>,
     /// `xbc[b t, c]`, after the convolution.
     xbc: B::Buffer<B::Activation>,
     /// `gated[b t, e]`
     gated: B::Buffer<f32>,
-    /// `gated_normed[b t, e]`
-    gated_normed: B::Buffer<B::Activation>,
+    gated_normed: Normed<B>,
 }
 
 impl Mamba2Block {
@@ -69,17 +65,15 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
 
     fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2Rows<B>> {
         let (rows, e) = (room.rows, self.inner());
-        let norm = self.norm.plan(device, GrainRows::new(rows, rows)?)?;
-        let gated_norm = self.gated_norm.plan(device, GrainRows::new(rows, rows)?)?;
+        let normed = self.norm.plan_normed(device, rows)?;
+        let gated_normed = self.gated_norm.plan_normed(device, rows)?;
         let Device { backend, stream } = device;
         Ok(Mamba2Rows {
-            norm,
-            gated_norm,
-            normed: backend.allocate(stream, rows * self.width)?,
+            normed,
             projected: backend.allocate(stream, rows * self.projected_width())?,
             xbc: backend.allocate(stream, rows * self.conv_width())?,
             gated: backend.allocate(stream, rows * e)?,
-            gated_normed: backend.allocate(stream, rows * e)?,
+            gated_normed,
         })
     }
 
@@ -131,14 +125,13 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         let sequences = SequenceShape::new(piece.sequences(), piece.positions())?;
         let samples = sequences.samples();
         let grains = GrainRows::new(rows, rows)?;
-        let normed = SliceMut::all(&mut workspace.normed).matrix(rows, d)?;
         let input = Slice::all(residual).matrix(rows, d)?;
         let norm_pass = NormPass { parameters, input, grains };
-        self.norm.forward(device, normed, &mut workspace.norm, norm_pass)?;
+        self.norm.forward(device, &mut workspace.normed, norm_pass)?;
         products.multiply(
             device,
             SliceMut::all(&mut workspace.projected).matrix(rows, columns)?,
-            Slice::all(&workspace.normed).matrix(rows, d)?,
+            workspace.normed.rows(rows)?,
             parameters.weight(&self.tensors.in_proj, columns, d)?,
         )?;
         let projected = Slice::all(&workspace.projected).matrix(rows, columns)?;
@@ -163,14 +156,13 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
             self.scan_inputs(parameters, [projected, xbc], None)?,
             self.scan_shape(sequences, samples)?,
         )?;
-        let normed = SliceMut::all(&mut workspace.gated_normed).matrix(rows, e)?;
         let input = Slice::all(&workspace.gated).matrix(rows, e)?;
         let norm_pass = NormPass { parameters, input, grains };
-        self.gated_norm.forward(device, normed, &mut workspace.gated_norm, norm_pass)?;
+        self.gated_norm.forward(device, &mut workspace.gated_normed, norm_pass)?;
         products.add(
             device,
             SliceMut::all(residual).matrix(rows, d)?,
-            Slice::all(&workspace.gated_normed).matrix(rows, e)?,
+            workspace.gated_normed.rows(rows)?,
             parameters.weight(&self.tensors.out_proj, d, e)?,
         )
     }

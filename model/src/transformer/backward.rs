@@ -74,10 +74,9 @@ impl<B: Backend> Backward<'_, B> {
     ) -> Result<()> {
         let Self { block, rows, saved, .. } = *self;
         let (count, width) = (rows.grains.rows(), block.width());
-        let TransformerScratch { norm, normed, gradients, .. } = &mut *self.scratch;
-        forward::normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
+        let TransformerScratch { norm, gradients, .. } = &mut *self.scratch;
         let TransformerGradients { normed: grad_normed, activated: grad_up, bias, .. } = gradients;
-        let input = Slice::all(&*normed).matrix(count, width)?;
+        let input = saved.normed_2.rows(count)?;
         let mlp = &block.mlp;
         let grad_up = Slice::all(&*grad_up).matrix(count, mlp.up_width())?;
         let grad_input = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
@@ -88,7 +87,7 @@ impl<B: Backend> Backward<'_, B> {
             grad,
             &mut self.lane,
             Slice::all(&*grad_normed).matrix(count, width)?,
-            norm,
+            (&saved.normed_2, norm),
             forward::norm_pass(&block.norm_2, &saved.middle, rows)?,
         )
     }
@@ -142,11 +141,10 @@ impl<B: Backend> Backward<'_, B> {
         device: &mut Device<'_, B>,
         grad: &mut ResidualGradient<B>,
     ) -> Result<()> {
-        let Self { block, rows, pass, .. } = *self;
+        let Self { block, rows, pass, saved, .. } = *self;
         let (count, width) = (rows.grains.rows(), block.width());
-        let TransformerScratch { norm, normed, gradients, .. } = &mut *self.scratch;
-        forward::normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
-        let input = Slice::all(&*normed).matrix(count, width)?;
+        let TransformerScratch { norm, gradients, .. } = &mut *self.scratch;
+        let input = saved.normed_1.rows(count)?;
         let TransformerGradients { normed: grad_normed, qkv, bias, .. } = gradients;
         let grad_qkv: Matrix<'_, B, _> =
             Slice::all(&*qkv).matrix(count, 3 * block.attention.width())?;
@@ -165,7 +163,7 @@ impl<B: Backend> Backward<'_, B> {
             grad,
             &mut self.lane,
             Slice::all(&*grad_normed).matrix(count, width)?,
-            norm,
+            (&saved.normed_1, norm),
             forward::norm_pass(&block.norm_1, pass.input, rows)?,
         )
     }

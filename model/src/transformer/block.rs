@@ -6,10 +6,10 @@
 //! out         = middle + mlp(norm_2(middle))
 //! ```
 //!
-//! Forward keeps `[q | k | v]` (as projected; in a model without norms of queries and keys, after
-//! rotary positions), attention's output with its log-sum-exp, `middle`, and the input of the MLP's
-//! activation function. Backward recomputes cheap values: norms, clipping, rotary positions of
-//! normed queries and keys, and the activation function.
+//! Forward keeps the outputs of both norms, `[q | k | v]` (as projected; in a model without norms of
+//! queries and keys, after rotary positions), attention's output with its log-sum-exp, `middle`, and
+//! the input of the MLP's activation function. Backward recomputes cheap values: clipping, norms and
+//! rotary positions of queries and keys, and the activation function.
 
 use std::num::NonZeroUsize;
 
@@ -20,7 +20,7 @@ use tidemill_kernels::{Backend, SliceMut};
 use crate::block::{Block, BlockPass, ResidualGradient, SampleBytes, weights_scratch_bytes};
 use crate::error::Result;
 use crate::linear::Linear;
-use crate::norm::{Norm, NormScratch};
+use crate::norm::{Norm, NormScratch, Normed};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 use crate::transformer::mlp::Mlp;
@@ -111,6 +111,8 @@ pub struct TransformerBlock {
 
 /// The values that the forward pass of a [`TransformerBlock`] keeps for its backward pass.
 pub struct TransformerSaved<B: Backend> {
+    /// Of `norm_1`.
+    pub(crate) normed_1: Normed<B>,
     /// `qkv[b t, (h + 2 g) p]` as projected, biases included; in a model without norms of queries
     /// and keys, after rotary positions.
     pub(crate) qkv: B::Buffer<B::Activation>,
@@ -120,6 +122,8 @@ pub struct TransformerSaved<B: Backend> {
     pub(crate) log_sum_exp: B::Buffer<f32>,
     /// `middle[b t, d]`
     pub(crate) middle: B::Buffer<f32>,
+    /// Of `norm_2`.
+    pub(crate) normed_2: Normed<B>,
     /// `up[b t, f]` without its bias, or `[gate | up][b t, 2 f]`.
     pub(crate) up: B::Buffer<B::Activation>,
     /// `slopes[h]`, written when memory is planned.
@@ -129,8 +133,6 @@ pub struct TransformerSaved<B: Backend> {
 /// Memory that alike transformer blocks use one after the other.
 pub struct TransformerScratch<B: Backend> {
     pub(crate) norm: NormScratch<B>,
-    /// `normed[b t, d]`
-    pub(crate) normed: B::Buffer<B::Activation>,
     pub(crate) query_key_value: QueryKeyValueScratch<B>,
     /// `activated[b t, f]`
     pub(crate) activated: B::Buffer<B::Activation>,
@@ -223,13 +225,17 @@ impl<B: Backend> Block<B> for TransformerBlock {
         shape: MicrobatchShape,
     ) -> Result<Self::Saved> {
         let slopes = self.attention.slopes_on(device)?;
-        let Device { backend, stream } = device;
         let (rows, width) = (shape.sequences()?.rows(), self.attention.width());
+        let normed_1 = self.norm_1.plan_normed(device, rows)?;
+        let normed_2 = self.norm_2.plan_normed(device, rows)?;
+        let Device { backend, stream } = device;
         Ok(TransformerSaved {
+            normed_1,
             qkv: backend.allocate(stream, rows * self.attention.projected_width())?,
             attended: backend.allocate(stream, rows * width)?,
             log_sum_exp: backend.allocate(stream, rows * self.attention.heads)?,
             middle: backend.allocate(stream, rows * self.width())?,
+            normed_2,
             up: backend.allocate(stream, rows * self.mlp.up_width())?,
             slopes,
         })
@@ -241,13 +247,12 @@ impl<B: Backend> Block<B> for TransformerBlock {
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch> {
         let grains = shape.grain_rows()?;
-        let norm = self.norm_1.plan(device, grains)?;
+        let norm = self.norm_1.plan_scratch(device, grains)?;
         let query_key_value = QueryKeyValueScratch::plan(self, device, grains, shape.positions)?;
         let Device { backend, stream } = device;
         let (rows, width) = (grains.rows(), self.attention.width());
         Ok(TransformerScratch {
             norm,
-            normed: backend.allocate(stream, rows * self.width())?,
             query_key_value,
             activated: backend.allocate(stream, rows * self.mlp_width())?,
             gradients: TransformerGradients {
@@ -271,17 +276,21 @@ impl<B: Backend> Block<B> for TransformerBlock {
         let clipped = self.attention.clip.map_or(0, |_| 3 * width);
         let norms = self.query_key_norms.as_ref();
         let normed = norms.map_or(0, |norms| norms.row_bytes(&self.attention, activation));
-        let forward = activation * (d + f + clipped) + normed;
+        let forward = activation * (f + clipped) + normed;
         let backward = activation * (d + up + 4 * width) + 3 * 4 * d;
         let table = self.attention.rotary.map_or(0, |_| 4 * self.attention.head_width);
         let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);
+        let of_norms = [&self.norm_1, &self.norm_2].map(|norm| norm.row_bytes(activation));
         let one = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
         let of_attention = backend.attention_scratch_bytes(self.attention_shape(one)?);
         let weights: Vec<[usize; 2]> = self.maps().map(|map| [map.outputs, map.inputs]).collect();
         let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         Ok(SampleBytes {
             saved: positions
-                * (activation * (projected + width + up) + 4 * (self.attention.heads + d)),
+                * (activation * (projected + width + up)
+                    + 4 * (self.attention.heads + d)
+                    + of_norms[0]
+                    + of_norms[1]),
             scratch: positions * (forward + backward + table)
                 + of_parameters
                 + of_attention

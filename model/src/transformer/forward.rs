@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::AttentionInputs;
-use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::BlockPass;
 use crate::error::Result;
 use crate::linear::{Linear, Products};
-use crate::norm::{Norm, NormPass, NormScratch};
+use crate::norm::{Norm, NormPass, Normed};
 use crate::trainable::Device;
 use crate::transformer::block::{TransformerBlock, TransformerSaved, TransformerScratch};
 use crate::transformer::query_key_value::{Places, Rows};
@@ -25,8 +25,9 @@ pub(crate) fn run<B: Backend>(
 ) -> Result<()> {
     let (grains, width) = (pass.shape.grain_rows()?, block.width());
     let rows = Rows { parameters: pass.parameters, grains };
-    let TransformerScratch { norm, normed, query_key_value, activated, .. } = scratch;
-    normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
+    let TransformerScratch { query_key_value, activated, .. } = scratch;
+    normalize(&block.norm_1, device, &mut saved.normed_1, pass.input, rows)?;
+    let normed = saved.normed_1.rows(grains.rows())?;
     project(block, device, Products::Library, &mut saved.qkv, normed, rows)?;
     let shape = block.attention_shape(pass.shape)?;
     let places = Places { starts: pass.starts, past: None };
@@ -46,8 +47,8 @@ pub(crate) fn run<B: Backend>(
     let middle = SliceMut::all(&mut saved.middle).matrix(grains.rows(), width)?;
     block.out_proj.forward_onto(device, middle, input, attended, pass.parameters)?;
 
-    normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
-    let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
+    normalize(&block.norm_2, device, &mut saved.normed_2, &saved.middle, rows)?;
+    let normed = saved.normed_2.rows(grains.rows())?;
     let (mlp, parameters) = (&block.mlp, pass.parameters);
     let mut up = SliceMut::all(&mut saved.up).matrix(grains.rows(), mlp.up_width())?;
     mlp.project(device, Products::Library, up.reborrow(), normed, parameters)?;
@@ -62,13 +63,11 @@ pub(crate) fn run<B: Backend>(
 pub(crate) fn normalize<B: Backend>(
     norm: &Norm,
     device: &mut Device<'_, B>,
-    normed: &mut B::Buffer<B::Activation>,
-    scratch: &mut NormScratch<B>,
+    normed: &mut Normed<B>,
     input: &B::Buffer<f32>,
     rows: Rows<'_, B>,
 ) -> Result<()> {
-    let normed = SliceMut::all(normed).matrix(rows.grains.rows(), norm.width)?;
-    norm.forward(device, normed, scratch, norm_pass(norm, input, rows)?)
+    norm.forward(device, normed, norm_pass(norm, input, rows)?)
 }
 
 /// The norm over `input[b t, d]`.
@@ -88,11 +87,10 @@ pub(crate) fn project<B: Backend>(
     device: &mut Device<'_, B>,
     products: Products,
     qkv: &mut B::Buffer<B::Activation>,
-    normed: &B::Buffer<B::Activation>,
+    normed: Matrix<'_, B, B::Activation>,
     rows: Rows<'_, B>,
 ) -> Result<()> {
     let count = rows.grains.rows();
-    let normed = Slice::all(normed).matrix(count, block.width())?;
     // The ordered product computes each element in a fixed order, whatever else the call computes,
     // so one call for all maps gives the same bits. The library's product gives no such guarantee.
     if products == Products::Ordered

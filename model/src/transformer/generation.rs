@@ -12,7 +12,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use crate::error::Result;
 use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
-use crate::norm::NormScratch;
+use crate::norm::Normed;
 use crate::trainable::Device;
 use crate::transformer::query_key_value::{Places, QueryKeyValueScratch, Rows};
 use crate::transformer::{TransformerBlock, forward};
@@ -30,9 +30,8 @@ pub struct TransformerState<B: Backend> {
 
 /// Activations of one piece; rows are ordered by sequence, then by position.
 pub struct TransformerRows<B: Backend> {
-    norm: NormScratch<B>,
-    /// `normed[b t, d]`
-    normed: B::Buffer<B::Activation>,
+    /// Of one norm, then of the other.
+    normed: Normed<B>,
     /// `qkv[b t, (h + 2 g) p]`
     qkv: B::Buffer<B::Activation>,
     query_key_value: QueryKeyValueScratch<B>,
@@ -74,12 +73,11 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerRows<B>> {
         let (rows, width) = (room.rows, self.attention.width());
         let grains = GrainRows::new(rows, rows)?;
-        let norm = self.norm_1.plan(device, grains)?;
+        let normed = self.norm_1.plan_normed(device, rows)?;
         let query_key_value = QueryKeyValueScratch::plan(self, device, grains, capacity(room))?;
         let Device { backend, stream } = device;
         Ok(TransformerRows {
-            norm,
-            normed: backend.allocate(stream, rows * self.width())?,
+            normed,
             qkv: backend.allocate(stream, rows * self.attention.projected_width())?,
             query_key_value,
             attended: backend.allocate(stream, rows * width)?,
@@ -136,10 +134,9 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let (parameters, products, count) = (pass.parameters, pass.products, pass.piece.rows());
         let (d, width) = (self.width(), self.attention.width());
         let rows = Rows { parameters, grains: GrainRows::new(count, count)? };
-        let TransformerRows { norm, normed, qkv, query_key_value, attended, up, activated } =
-            workspace;
-        forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
-        forward::project(self, device, products, qkv, normed, rows)?;
+        let TransformerRows { normed, qkv, query_key_value, attended, up, activated } = workspace;
+        forward::normalize(&self.norm_1, device, normed, residual, rows)?;
+        forward::project(self, device, products, qkv, normed.rows(count)?, rows)?;
         let sequences = SequenceShape::new(pass.piece.sequences(), pass.piece.positions())?;
         let shape = self.attention.shape(sequences)?;
         let places = Places { starts: None, past: Some(pass.past) };
@@ -181,8 +178,8 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let attended = Slice::all(&*attended).matrix(count, width)?;
         let out = SliceMut::all(&mut *residual).matrix(count, d)?;
         self.out_proj.forward_residual(device, products, out, attended, parameters)?;
-        forward::normalize(&self.norm_2, device, normed, norm, residual, rows)?;
-        let normed = Slice::all(&*normed).matrix(count, d)?;
+        forward::normalize(&self.norm_2, device, normed, residual, rows)?;
+        let normed = normed.rows(count)?;
         let mlp = &self.mlp;
         let mut up = SliceMut::all(up).matrix(count, mlp.up_width())?;
         mlp.project(device, products, up.reborrow(), normed, parameters)?;

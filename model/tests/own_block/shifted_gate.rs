@@ -11,7 +11,7 @@ use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use tidemill_model::block::{Block, BlockPass, ResidualGradient, SampleBytes};
 use tidemill_model::initialization::Initializer;
 use tidemill_model::linear::{Linear, NewLinear, Products};
-use tidemill_model::norm::{Norm, NormPass, NormScratch};
+use tidemill_model::norm::{Norm, NormPass, NormScratch, Normed};
 use tidemill_model::parameter_list::{Bias, NewTensor, ParameterList};
 use tidemill_model::{Decay, Device, Lease, MicrobatchShape, Reading, Result};
 
@@ -36,6 +36,8 @@ pub struct ShiftedGate {
 
 /// The values that forward keeps; backward recomputes the others.
 pub struct Saved {
+    /// n
+    normed: Normed<Cpu>,
     /// `up[b t, 2 f]`
     up: Buffer<f32>,
 }
@@ -44,7 +46,6 @@ pub struct Saved {
 pub struct Scratch {
     norm: NormScratch<Cpu>,
     /// `[b t, d]`
-    normed: Buffer<f32>,
     mixed: Buffer<f32>,
     grad_normed: Buffer<f32>,
     grad_mixed: Buffer<f32>,
@@ -95,18 +96,6 @@ impl ShiftedGate {
     /// `share[d]` on the host.
     fn share(&self, device: &mut Device<'_, Cpu>, lease: Lease<'_, Cpu>) -> Result<Vec<f32>> {
         Ok(device.backend.to_vec(device.stream, lease.vector(&self.share)?)?)
-    }
-
-    fn normalize(
-        &self,
-        device: &mut Device<'_, Cpu>,
-        normed: &mut Buffer<f32>,
-        scratch: &mut NormScratch<Cpu>,
-        pass: BlockPass<'_, Cpu>,
-    ) -> Result<()> {
-        let pass = self.norm_pass(pass)?;
-        let normed = SliceMut::all(normed).matrix(pass.grains.rows(), self.width())?;
-        self.norm.forward(device, normed, scratch, pass)
     }
 
     fn norm_pass<'a>(&self, pass: BlockPass<'a, Cpu>) -> Result<NormPass<'a, Cpu>> {
@@ -172,8 +161,10 @@ impl Block<Cpu> for ShiftedGate {
     }
 
     fn plan_saved(&self, device: &mut Device<'_, Cpu>, shape: MicrobatchShape) -> Result<Saved> {
-        let elements = shape.sequences()?.rows() * 2 * self.gated_width();
-        Ok(Saved { up: device.backend.allocate(device.stream, elements)? })
+        let rows = shape.sequences()?.rows();
+        let normed = self.norm.plan_normed(device, rows)?;
+        let up = device.backend.allocate(device.stream, rows * 2 * self.gated_width())?;
+        Ok(Saved { normed, up })
     }
 
     fn plan_scratch(
@@ -183,11 +174,10 @@ impl Block<Cpu> for ShiftedGate {
     ) -> Result<Scratch> {
         let grains = shape.grain_rows()?;
         let (rows, d, f) = (grains.rows(), self.width(), self.gated_width());
-        let norm = self.norm.plan(device, grains)?;
+        let norm = self.norm.plan_scratch(device, grains)?;
         let mut allocate = |elements| device.backend.allocate(device.stream, elements);
         Ok(Scratch {
             norm,
-            normed: allocate(rows * d)?,
             mixed: allocate(rows * d)?,
             grad_normed: allocate(rows * d)?,
             grad_mixed: allocate(rows * d)?,
@@ -205,8 +195,8 @@ impl Block<Cpu> for ShiftedGate {
         let weights = [[2 * f, d], [d, f]];
         let of_weights = weights.map(|weight| backend.weight_gradient_scratch_bytes(weight, grain));
         Ok(SampleBytes {
-            saved: 4 * positions * 2 * f,
-            scratch: 4 * (positions * 4 * (d + f) + 2 * d + d.max(2 * f))
+            saved: positions * (self.norm.row_bytes(4) + 4 * 2 * f),
+            scratch: 4 * (positions * (3 * d + 4 * f) + 2 * d + d.max(2 * f))
                 + of_weights[0].max(of_weights[1]),
         })
     }
@@ -224,9 +214,9 @@ impl Block<Cpu> for ShiftedGate {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let (rows, d, f) = (pass.shape.sequences()?.rows(), self.width(), self.gated_width());
-        let Scratch { norm, normed, mixed, gated, .. } = scratch;
-        self.normalize(device, normed, norm, pass)?;
-        self.mix(device, mixed, normed, pass)?;
+        let Scratch { mixed, gated, .. } = scratch;
+        self.norm.forward(device, &mut saved.normed, self.norm_pass(pass)?)?;
+        self.mix(device, mixed, saved.normed.buffer(), pass)?;
         let up = SliceMut::all(&mut saved.up).matrix(rows, 2 * f)?;
         let mixed = Slice::all(&*mixed).matrix(rows, d)?;
         self.up.forward(device, Products::Library, up, mixed, pass.parameters)?;
@@ -248,8 +238,8 @@ impl Block<Cpu> for ShiftedGate {
     ) -> Result<()> {
         let grains = pass.shape.grain_rows()?;
         let (rows, d, f) = (grains.rows(), self.width(), self.gated_width());
-        let Scratch { norm, normed, mixed, gated, bias_gradients, .. } = scratch;
-        self.normalize(device, normed, norm, pass)?;
+        let Scratch { norm, mixed, gated, bias_gradients, .. } = scratch;
+        let normed = saved.normed.buffer();
         self.mix(device, mixed, normed, pass)?;
         gate(gated, &saved.up, rows, f);
 
@@ -296,6 +286,7 @@ impl Block<Cpu> for ShiftedGate {
         let of_share = Slice::new(&scratch.share_gradients, 0, grains.grains() * d)?;
         device.backend.accumulate(device.stream, place, of_share)?;
         let grad_normed = Slice::all(&scratch.grad_normed).matrix(rows, d)?;
+        let norm = (&saved.normed, norm);
         self.norm.backward(device, grad, &mut lane, grad_normed, norm, self.norm_pass(pass)?)
     }
 }

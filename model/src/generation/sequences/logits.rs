@@ -169,16 +169,15 @@ impl<B: Backend> Sequences<'_, B> {
         }
         let table_rows = table_rows(self.model);
         let [parameters, table] = self.model.head_parameters(self.parameters)?;
-        let Rows { normed, norm, .. } = &mut self.rows;
+        let normed = &mut self.rows.normed;
         let input = Slice::all(&self.newest).matrix(sequences, head.width)?;
         let grains = GrainRows::new(sequences, sequences)?;
-        let out = SliceMut::all(normed).matrix(sequences, head.width)?;
-        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
+        head.norm.forward(device, normed, NormPass { parameters, input, grains })?;
         let Device { backend, stream } = device;
         backend.ordered_matmul_f32(
             stream,
             SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
-            Slice::all(normed).matrix(sequences, head.width)?,
+            normed.rows(sequences)?,
             table.weight(&head.table, table_rows, head.width)?,
             Output::Overwrite,
         )?;
@@ -196,16 +195,15 @@ impl<B: Backend> Sequences<'_, B> {
     ) -> Result<Matrix<'_, B, B::Activation>> {
         let (count, head) = (rows.elements(), self.model.head());
         let [parameters, _] = self.model.head_parameters(self.parameters)?;
-        let Rows { residual, normed, norm, .. } = &mut self.rows;
+        let Rows { residual, normed, .. } = &mut self.rows;
         let Device { backend, stream } = device;
         let residual = Slice::all(residual).matrix(piece.rows(), head.width)?;
         let out = SliceMut::all(gathered).matrix(count, head.width)?;
         backend.embedding_forward(stream, out, residual, rows, Output::Overwrite)?;
         let input = Slice::all(gathered).matrix(count, head.width)?;
         let grains = GrainRows::new(count, count)?;
-        let out = SliceMut::all(normed).matrix(count, head.width)?;
-        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
-        Ok(Slice::all(normed).matrix(count, head.width)?)
+        head.norm.forward(device, normed, NormPass { parameters, input, grains })?;
+        normed.rows(count)
     }
 }
 

@@ -4,7 +4,7 @@ use tidemill_kernels::cpu::Buffer;
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use tidemill_model::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
-use tidemill_model::norm::{NormPass, NormScratch};
+use tidemill_model::norm::{NormPass, Normed};
 use tidemill_model::{Device, Result};
 
 use super::{ShiftedGate, gate};
@@ -16,8 +16,7 @@ pub struct State {
 
 /// Activations of one piece.
 pub struct Rows {
-    norm: NormScratch<Cpu>,
-    normed: Buffer<f32>,
+    normed: Normed<Cpu>,
     mixed: Buffer<f32>,
     up: Buffer<f32>,
     gated: Buffer<f32>,
@@ -34,11 +33,10 @@ impl Incremental<Cpu> for ShiftedGate {
 
     fn plan_workspace(&self, device: &mut Device<'_, Cpu>, room: Room) -> Result<Rows> {
         let (rows, d, f) = (room.rows, self.width(), self.gated_width());
-        let norm = self.norm.plan(device, GrainRows::new(rows, rows)?)?;
+        let normed = self.norm.plan_normed(device, rows)?;
         let mut allocate = |elements| device.backend.allocate(device.stream, elements);
         Ok(Rows {
-            norm,
-            normed: allocate(rows * d)?,
+            normed,
             mixed: allocate(rows * d)?,
             up: allocate(rows * 2 * f)?,
             gated: allocate(rows * f)?,
@@ -80,18 +78,17 @@ impl Incremental<Cpu> for ShiftedGate {
     ) -> Result<()> {
         let PiecePass { parameters, products, piece, lengths, .. } = pass;
         let (rows, d, f) = (piece.rows(), self.width(), self.gated_width());
-        let Rows { norm, normed, mixed, up, gated } = workspace;
+        let Rows { normed, mixed, up, gated } = workspace;
         let input = Slice::all(&*residual).matrix(rows, d)?;
         let norm_pass = NormPass { parameters, input, grains: GrainRows::new(rows, rows)? };
-        let out = SliceMut::all(&mut *normed).matrix(rows, d)?;
-        self.norm.forward(device, out, norm, norm_pass)?;
+        self.norm.forward(device, normed, norm_pass)?;
 
         let share = self.share(device, parameters)?;
         let lengths = match lengths {
             Some(lengths) => device.backend.to_vec(device.stream, lengths)?,
             None => vec![piece.positions() as u32; piece.sequences()],
         };
-        let normed = normed.as_slice();
+        let normed = normed.buffer().as_slice();
         for (sequence, &length) in lengths.iter().enumerate() {
             let newest = &mut state.newest.as_mut_slice()[sequence * d..][..d];
             for row in sequence * piece.positions()..sequence * piece.positions() + length as usize
