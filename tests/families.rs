@@ -162,13 +162,15 @@ fn samples_longer_than_the_learned_positions_are_refused() {
 #[test]
 fn a_changed_switch_is_named_as_the_table_names_it() {
     let bench = Workbench::new();
-    let table = table("foundry");
-    let config = with_model(table);
-    let run = |set: &[&str]| bench.try_train_with(&config, Job { dir: "run", workers: 1, set });
-    run(&["run.steps=1", "schedule.warmup_steps=0"]).expect("trains");
-    for (key, now) in [("model.clip_qkv", "3"), ("model.n_heads", "4"), ("model.qk_ln", "false")] {
-        let change = format!("{key}={now}");
-        let error = causes(&run(&["schedule.warmup_steps=0", &change]).expect_err(key));
-        assert!(error.contains(key) && error.contains("cannot change"), "{key}: {error}");
+    let foundry = [("model.clip_qkv", "3"), ("model.n_heads", "4"), ("model.qk_ln", "false")];
+    for (name, changes) in [("foundry", &foundry[..]), ("llama", &[("model.mlp_width", "34")])] {
+        let config = with_model(table(name));
+        let run = |set: &[&str]| bench.try_train_with(&config, Job { dir: name, workers: 1, set });
+        run(&["run.steps=1", "schedule.warmup_steps=0"]).expect("trains");
+        for (key, now) in changes {
+            let change = format!("{key}={now}");
+            let error = causes(&run(&["schedule.warmup_steps=0", &change]).expect_err(key));
+            assert!(error.contains(key) && error.contains("cannot change"), "{key}: {error}");
+        }
     }
 }

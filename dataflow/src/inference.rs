@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu, MemoryPlace};
 use tidemill_model::generation::{
-    GenerationSettings, Prompt, Room, Sequences, Written, generate_batch,
+    Capacity, GenerationSettings, Prompt, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
 use tidemill_model::score::{Continuation, ContinuationScore, PendingScores, Scorer};
@@ -158,8 +158,8 @@ impl<B: Backend> LoadedModel<B> {
         let bytes = free.map_or(HOST_BYTES, |free| free / 2);
         let positions = positions.min(self.learned_positions().unwrap_or(positions));
         let fits = |&sequences: &usize| {
-            let room = Room::new(sequences, positions.max(1));
-            let of_blocks = self.model.blocks().iter().map(|block| block.state_bytes(room));
+            let capacity = Capacity::new(sequences, positions.max(1));
+            let of_blocks = self.model.blocks().iter().map(|block| block.state_bytes(capacity));
             of_blocks.fold(0, usize::saturating_add) <= bytes
         };
         Ok((1..=most).rev().find(fits).unwrap_or(1))

@@ -268,7 +268,7 @@ DEVICE float sum_of_pairs(const Shared& shared, u32 t, u32 tiles) {
         if (pair.earlier < own && own < pair.later) sum += shared.pairs[index][0];
         if (pair.earlier == own && own < pair.later) of_row += shared.rows[index][t % TILE];
     }
-    return sum + lane_sums<TILE>(of_row).before;
+    return sum + prefix_sums<TILE>(of_row).before;
 }
 
 // q of the thread's position, from the sums in `shared`; moves carried.state_gradient from the end of the chunk to its beginning.
@@ -282,7 +282,7 @@ DEVICE float gradient_of_decay(const Shared& shared, Carried& carried, u32 tiles
         const u32 position = first + t % LANES;
         float of_position = shared.from_state[0][position];
         if (HALVES > 1) of_position += shared.from_state[HALVES - 1][position];
-        const LaneSums from = lane_sums<LANES>(of_position), to = lane_sums<LANES>(shared.passed[position]);
+        const PrefixSums from = prefix_sums<LANES>(of_position), to = prefix_sums<LANES>(shared.passed[position]);
         const bool own = first == t / LANES * LANES;
         if (first <= t) from_before += own ? from.before : from.all;
         if (first + LANES > t) to_behind += own ? to.from : to.all;

@@ -268,12 +268,12 @@ DEVICE void add_mixed(Accumulator (&out)[COUNT], Weights weights, const Values& 
 }
 
 // Sums over COUNT neighbouring lanes: over the lanes before this one, over this one and those after it, and over all.
-struct LaneSums {
+struct PrefixSums {
     float before, from, all;
 };
 template <u32 COUNT>
-DEVICE LaneSums lane_sums(float value) {
-    LaneSums sums = {0.0f, value, value};
+DEVICE PrefixSums prefix_sums(float value) {
+    PrefixSums sums = {0.0f, value, value};
 #pragma unroll
     for (u32 mask = 1; mask < COUNT; mask *= 2) {
         const float others = shuffle_xor(sums.all, mask);

@@ -95,7 +95,7 @@ DEVICE void heads_forward(const NormForward& arguments) {
     const activation* const from = static_cast<const activation*>(arguments.x) + place.in_rows(arguments.x_stride, width);
     Part<PACKS> x = heads.read(from);
     const Part<PACKS> weight = heads.read(arguments.weight);
-    const float mean = lane_sum<TEAM>(sum_of_products(x, x)) / static_cast<float>(width);
+    const float mean = team_sum<TEAM>(sum_of_products(x, x)) / static_cast<float>(width);
     const float reciprocal_rms = 1.0f / sqrtf(mean + arguments.eps);
     if (own >= count) return;
     if (threadIdx.x % TEAM == 0) arguments.statistics[index] = reciprocal_rms;
@@ -142,7 +142,7 @@ DEVICE void heads_backward(const NormBackward& arguments) {
                 dy.packs[k].at[i] *= weight.packs[k].at[i];
             }
         }
-        const float mean = lane_sum<TEAM>(sum_of_products(dy, x)) / static_cast<float>(width);
+        const float mean = team_sum<TEAM>(sum_of_products(dy, x)) / static_cast<float>(width);
 #pragma unroll
         for (u32 k = 0; k < PACKS; k++) {
 #pragma unroll

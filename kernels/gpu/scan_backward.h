@@ -87,6 +87,12 @@ DEVICE constexpr u32 pair_mask(u32 bit) {
     return bit == 1 ? 2 : bit * 8;
 }
 
+// The mask that changes bit `bit` of a lane's group.
+DEVICE constexpr u32 group_mask(u32 bit) {
+    if (WAITS_IN_REGISTERS) return bit == 4 ? 32 : bit * 2;
+    return bit == 1 ? 1 : bit * 2;
+}
+
 // Adds COUNT sums of two lanes that differ in `mask`, of which each lane keeps half; `upper` keeps the upper half.
 template <u32 COUNT>
 DEVICE void halve(float* values, bool upper, u32 mask) {
@@ -148,11 +154,11 @@ DEVICE void store_sums(BackwardShared& shared, const Walker& walker, u32 first, 
 #pragma unroll
     for (u32 k = 0; k < GROUP; k++) unpack(all + k * 4, sums[k]);
     const u32 channel = walker.channel, at = walker.warp * WARP_SUMS + place_of_pair(walker.pair, channel);
-    halve<GROUP * 4>(all, walker.group & 1, WAITS_IN_REGISTERS ? 2 : 1);
+    halve<GROUP * 4>(all, walker.group & 1, group_mask(1));
     const u32 position = first + (walker.group & 1) * 2;
     if (WAITS_IN_REGISTERS) {
-        halve<8>(all, walker.group & 2, 4);
-        halve<4>(all, walker.group & 4, 32);
+        halve<8>(all, walker.group & 2, group_mask(2));
+        halve<4>(all, walker.group & 4, group_mask(4));
         float2* both = reinterpret_cast<float2*>(shared.sums[position + (walker.group >> 1 & 1)] + at);
         both[walker.group >> 2] = make_float2(all[0], all[1]);
         return;

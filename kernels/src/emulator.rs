@@ -64,7 +64,7 @@ pub struct SourceChange {
 /// An emulated GPU.
 pub struct Emulator {
     settings: EmulatorSettings,
-    change: Option<SourceChange>,
+    changes: Vec<SourceChange>,
     properties: DeviceProperties,
     workers: u32,
     room: Arc<Room>,
@@ -114,7 +114,7 @@ impl Emulator {
         };
         let room = Room::new(Room::DEFAULT_BYTES, None);
         let host_traffic = Arc::default();
-        Ok(Self { settings, change: None, properties, workers, room, host_traffic })
+        Ok(Self { settings, changes: Vec::new(), properties, workers, room, host_traffic })
     }
 
     /// The same, with so much device memory.
@@ -182,10 +182,11 @@ impl Emulator {
         Err(KernelError::shape(kernel.name, what, expected, found))
     }
 
-    /// The same, with a source broken on purpose.
+    /// The same, with a source broken on purpose; in several places, if this is called as many times.
     #[must_use]
-    pub fn with_change(self, change: SourceChange) -> Self {
-        Self { change: Some(change), ..self }
+    pub fn with_change(mut self, change: SourceChange) -> Self {
+        self.changes.push(change);
+        self
     }
 }
 
@@ -423,12 +424,12 @@ impl Driver for Emulator {
     }
 
     fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Arc<Library>> {
-        let change = self
-            .change
-            .filter(|change| change.source == source.name || includes(source.text, change.source));
+        let is_held = |name: &str| name == source.name || includes(source.text, name);
+        let changes: Vec<SourceChange> =
+            self.changes.iter().copied().filter(|change| is_held(change.source)).collect();
         let device =
             Emulated { warp: self.settings.warp, group_products: self.properties.group_products };
-        compile(source, options, device, change)
+        compile(source, options, device, &changes)
     }
 
     fn kernel(&self, module: &Arc<Library>, name: &'static str) -> Result<EmulatorKernel> {

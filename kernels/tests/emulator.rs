@@ -7,6 +7,8 @@
 #[path = "bodies/algorithms.rs"]
 mod algorithms;
 mod bodies;
+#[path = "emulator/checks.rs"]
+mod checks;
 #[path = "emulator/forgotten.rs"]
 mod forgotten;
 

@@ -169,9 +169,9 @@ mod tests {
     use tidemill_kernels::{Cpu, Runtime};
 
     use super::*;
-    use crate::layout::{Decay, Reading};
+    use crate::layout::{Decay, Direction, Reading};
     use crate::lease::Packing;
-    use crate::parameter_source::{Direction, ParameterSource};
+    use crate::parameter_source::ParameterSource;
     use crate::parameters::Parameters;
     use crate::trainable::Device;
 

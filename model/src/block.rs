@@ -25,6 +25,7 @@
 
 mod any_block;
 mod gradient;
+pub(crate) mod incremental;
 mod row_block;
 
 use std::fmt::Debug;

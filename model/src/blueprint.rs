@@ -5,9 +5,10 @@ use serde_json::Value;
 use tidemill_kernels::{Backend, Cpu};
 
 use crate::error::Result;
-use crate::family::{Family, ModelConfig};
+use crate::family::Family;
 use crate::language_model::{LanguageModel, Recompute};
 use crate::layout::Layout;
+use crate::model_config::ModelConfig;
 use crate::parameter_list::ParameterList;
 
 /// A config, the parameters that follow from it, and which activations are recomputed.

@@ -4,18 +4,19 @@
 //! logits; [`generate`] and [`generate_batch`] do both until an answer ends. [`Incremental`] is
 //! what a block must implement for generation.
 
-mod incremental;
 mod sampling;
 mod sequences;
 mod write;
 
-use serde::{Deserialize, Serialize};
-
-pub use incremental::{Incremental, PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows};
 pub use sampling::{Sampler, SamplingSettings};
 pub use sequences::Sequences;
 pub(crate) use sequences::table_rows;
+use serde::{Deserialize, Serialize};
 pub use write::{Prompt, Written, generate, generate_batch};
+
+pub use crate::block::incremental::{
+    Capacity, Incremental, PIECE_POSITIONS, Piece, PiecePass, adopt_row, keep_rows,
+};
 
 /// How many tokens are written, and how they are chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

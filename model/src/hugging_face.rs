@@ -30,9 +30,9 @@ pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsL
 pub use tensor_files::{INDEX_FILE, SINGLE_FILE, StoredElements, TensorFiles};
 
 use crate::error::{ModelError, Result};
-use crate::family::ModelConfig;
 use crate::language_model::LanguageModel;
 use crate::layout::Layout;
+use crate::model_config::ModelConfig;
 
 /// The file with the config of a model.
 pub const CONFIG_FILE: &str = "config.json";

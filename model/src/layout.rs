@@ -16,7 +16,15 @@
 
 use std::ops::Range;
 
-use crate::parameter_source::Direction;
+/// The direction in which a model runs through its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the first to the last.
+    Forward,
+    /// From the last to the first. A block that recomputes its forward pass before its backward
+    /// pass does so in this direction.
+    Backward,
+}
 
 /// Tensors start at multiples of this many elements: 64 bytes of fp32.
 pub const TENSOR_ALIGNMENT_ELEMENTS: usize = 16;

@@ -10,7 +10,7 @@
 //!   [`head`], losses grain by grain. A kind of block is a folder, [`mamba`](mod@mamba), [`mamba2`]
 //!   or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
 //!   blocks: [`mamba`](mod@mamba), [`mamba2`], [`mpt`], [`gpt_neo`], [`llama`], [`hybrid`]; a
-//!   [`blueprint`] is a model of a family before it is placed on a backend.
+//!   [`model_config`] is one of any family, and a [`blueprint`] its model before it is placed on a backend.
 //! - [`settings`] and [`preset`] define the `[model]` table of a run; [`optimizer`] and
 //!   [`schedule`] define the tables of the same names.
 //! - [`hugging_face`] reads and writes models in the format of transformers; [`generation`] and
@@ -39,6 +39,7 @@ pub mod linear;
 pub mod llama;
 pub mod mamba;
 pub mod mamba2;
+pub mod model_config;
 pub mod mpt;
 pub mod norm;
 pub mod optimizer;
@@ -57,18 +58,19 @@ pub mod transformer;
 pub use block::{AnyBlock, Block};
 pub use blueprint::Blueprint;
 pub use error::{ModelError, Result};
-pub use family::{Family, ModelConfig, SpecialTokens};
+pub use family::{Family, SpecialTokens};
 pub use gpt_neo::GptNeoConfig;
 pub use held::Held;
 pub use hybrid::HybridConfig;
 pub use language_model::{LanguageModel, Recompute};
-pub use layout::{Decay, Layout, Passes, Reading, Segment, Tensor, Use};
+pub use layout::{Decay, Direction, Layout, Passes, Reading, Segment, Tensor, Use};
 pub use lease::{Lease, PackedTensor, Packing};
 pub use llama::LlamaConfig;
 pub use mamba::MambaConfig;
 pub use mamba2::Mamba2Config;
+pub use model_config::ModelConfig;
 pub use mpt::MptConfig;
-pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
+pub use parameter_source::{BlockWalk, ParameterSource, WholeParameters};
 pub use parameters::{JoinRoom, MasterPlace, Parameters};
 pub use sample::{Microbatch, MicrobatchShape, Sample, Tokens, UNCOUNTED};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};

@@ -12,20 +12,10 @@
 use tidemill_kernels::Backend;
 
 use crate::error::{ModelError, Result};
-use crate::layout::{Layout, Passes, Use};
+use crate::layout::{Direction, Layout, Passes, Use};
 use crate::lease::Lease;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
-
-/// The direction in which a model runs through its blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the first to the last.
-    Forward,
-    /// From the last to the first. A block that recomputes its forward pass before its backward
-    /// pass does so in this direction.
-    Backward,
-}
 
 /// A source of the parameters of the block that a model is in.
 ///

@@ -6,11 +6,11 @@
 //! `llama-10m` and `qwen3-10m` are this project's own, for benchmarks.
 
 use crate::error::{ModelError, Result};
-use crate::family::ModelConfig;
 use crate::gpt_neo::GptNeoConfig;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mamba2::Mamba2Config;
+use crate::model_config::ModelConfig;
 use crate::mpt::MptConfig;
 
 /// The vocabulary of GPT-NeoX's tokenizer, padded to a multiple of 8 as in the published checkpoints.

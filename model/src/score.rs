@@ -110,7 +110,7 @@ impl<'m, B: Backend> Scorer<'m, B> {
     ) -> Result<Self> {
         let sequences = Sequences::new(device, model, parameters, sequences, positions)?;
         device.backend.prepare(&[KernelGroup::CrossEntropy])?;
-        let rows = sequences.room().rows;
+        let rows = sequences.capacity().rows;
         let Device { backend, stream } = device;
         let chunk_rows = backend.logit_chunk_rows().min(rows);
         Ok(Self {
@@ -259,7 +259,7 @@ impl<'m, B: Backend> Scorer<'m, B> {
         }
         // Spare memory that is too small for these scores would only be searched in vain from now on.
         self.spare.clear();
-        let room = scored.max(self.sequences.room().rows);
+        let room = scored.max(self.sequences.capacity().rows);
         let (losses, likeliest) = (device.backend.pinned(room)?, device.backend.pinned(room)?);
         Ok(Results { room, losses, likeliest })
     }

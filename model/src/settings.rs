@@ -10,13 +10,14 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
-use crate::family::{Family, ModelConfig, check_sizes, heads_like};
+use crate::family::{Family, check_sizes, heads_like};
 use crate::gpt_neo::GptNeoConfig;
 use crate::hybrid::{BlockKind, BlockPattern, HybridConfig, LlamaSizes, Mamba2Sizes};
 use crate::language_model::Recompute;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mamba2::Mamba2Config;
+use crate::model_config::ModelConfig;
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum as _};
-use serde_json::{Value, json};
+use serde_json::{Number, Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Blueprint, Family, ModelConfig};
 use tidemill_streaming_data::data_set::index::{INDEX_FILE, Selection, Version, versions};
@@ -280,6 +280,27 @@ fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(", "),
+        Value::Number(number) if number.is_f64() => in_seven_digits(number),
         value => value.to_string(),
+    }
+}
+
+/// A float for a reader: sums such as 233.62887500000002 have digits that say nothing.
+fn in_seven_digits(number: &Number) -> String {
+    let rounded = number.as_f64().and_then(|value| format!("{value:.6e}").parse().ok());
+    rounded.and_then(Number::from_f64).unwrap_or_else(|| number.clone()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_printed_in_seven_digits_at_most() {
+        let value = json!([233.62887500000002, 0.0003, 0.1, 1.0, -123456789.25, 1e-9, 7, u64::MAX]);
+        assert_eq!(
+            plain(&value),
+            "233.6289, 0.0003, 0.1, 1.0, -123456800.0, 1e-9, 7, 18446744073709551615"
+        );
     }
 }

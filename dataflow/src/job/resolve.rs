@@ -338,7 +338,11 @@ const MODEL_KEYS: [(&str, &str); 19] = [
 
 /// Names the settings of a model as its `[model]` table does.
 pub(super) fn name_as_in_table(settings: &mut BTreeMap<String, Value>) {
-    for (name, key) in MODEL_KEYS {
+    // In models without Llama blocks, this width follows from another size of the table.
+    let of_llama = settings
+        .contains_key("model.num_key_value_heads")
+        .then_some(("intermediate_size", "mlp_width"));
+    for (name, key) in MODEL_KEYS.into_iter().chain(of_llama) {
         if let Some(value) = settings.remove(&format!("model.{name}")) {
             settings.insert(format!("model.{key}"), value);
         }

@@ -57,27 +57,25 @@ pub(super) struct Emulated {
     pub(super) group_products: bool,
 }
 
-/// The library of `source`; compiled once for each change, device and precision in this process, and kept on disk.
+/// The library of `source`; compiled once for each set of changes, device and precision in this process, and kept on disk.
 pub(super) fn compile(
     source: &'static Source,
     options: SourceOptions,
     device: Emulated,
-    change: Option<SourceChange>,
+    changes: &[SourceChange],
 ) -> Result<Arc<Library>> {
     type Place = Arc<Mutex<Option<Arc<Library>>>>;
     static LIBRARIES: Mutex<BTreeMap<(&str, String), Place>> = Mutex::new(BTreeMap::new());
     let texts = || {
         HEADERS.iter().map(|header| (header.name, header.text)).chain([(source.name, source.text)])
     };
-    if let Some(SourceChange { source: name, from, .. }) = change
-        && !texts().any(|(found, text)| found == name && text.contains(from))
-    {
-        return Err(failure("changing a source", format!("{name} has no {from:?}")));
+    for &SourceChange { source: name, from, .. } in changes {
+        if !texts().any(|(found, text)| found == name && text.contains(from)) {
+            return Err(failure("changing a source", format!("{name} has no {from:?}")));
+        }
     }
-    let mut arguments = arguments(source, options, device);
-    // Changed sources run once, so compiling them has to be fast.
-    arguments.extend(change.map(|_| "-O1".to_owned()));
-    let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
+    let arguments = arguments(source, options, device);
+    let key = (source.name, format!("{} {changes:?}", arguments.join(" ")));
     // Other threads may compile meanwhile, except the same source.
     let place = {
         let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,18 +87,18 @@ pub(super) fn compile(
     }
     let mut hashed = arguments.clone();
     hashed.extend([EMULATOR_HEADER, LAUNCHER.text, source.text].map(str::to_owned));
-    hashed.extend(change.map(|change| format!("{change:?}")));
+    hashed.extend(changes.iter().map(|change| format!("{change:?}")));
     let entry = CacheEntry::new(source, COMPILER, &hashed, "so");
     let mut built = None;
     if entry.read().is_none() {
-        let image = build(source, change, device, &arguments)?;
+        let image = build(source, changes, device, &arguments)?;
         entry.write(&image);
         built = entry.read().is_none().then_some(image);
     }
     let library = match (built, entry.path()) {
         (None, Some(path)) => open(path, source.name)?,
         (built, _) => {
-            let image = built.map_or_else(|| build(source, change, device, &arguments), Ok)?;
+            let image = built.map_or_else(|| build(source, changes, device, &arguments), Ok)?;
             let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
             let path = folder.path().join("kernels.so");
             std::fs::write(&path, image).map_err(|error| failure("writing a library", error))?;
@@ -126,7 +124,8 @@ fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<S
 fn shared_arguments(device: Emulated) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "-std=c++20",
-        "-O2",
+        // Most of what is compiled runs once: to optimise more takes longer than it saves.
+        "-O1",
         "-fPIC",
         "-pthread",
         "-fno-gnu-unique",
@@ -149,12 +148,10 @@ fn shared_arguments(device: Emulated) -> Vec<String> {
     arguments
 }
 
-/// `text` of the file `name`, with what `change` changes of it.
-fn changed(name: &str, text: &str, change: Option<SourceChange>) -> String {
-    match change {
-        Some(change) if change.source == name => text.replacen(change.from, change.to, 1),
-        _ => text.to_owned(),
-    }
+/// `text` of the file `name`, with what `changes` change of it.
+fn changed(name: &str, text: &str, changes: &[SourceChange]) -> String {
+    let of_file = changes.iter().filter(|change| change.source == name);
+    of_file.fold(text.to_owned(), |text, change| text.replacen(change.from, change.to, 1))
 }
 
 /// Whether `text` includes the header `name`, or one that does.
@@ -166,7 +163,7 @@ pub(super) fn includes(text: &str, name: &str) -> bool {
 
 fn build(
     source: &'static Source,
-    change: Option<SourceChange>,
+    changes: &[SourceChange],
     device: Emulated,
     arguments: &[String],
 ) -> Result<Vec<u8>> {
@@ -175,9 +172,9 @@ fn build(
     write(&folder, OBJECT, &*launcher(device)?)?;
     write(&folder, "emulator.h", EMULATOR_HEADER)?;
     for header in HEADERS {
-        write(&folder, header.name, changed(header.name, header.text, change))?;
+        write(&folder, header.name, changed(header.name, header.text, changes))?;
     }
-    write(&folder, source.name, changed(source.name, source.text, change))?;
+    write(&folder, source.name, changed(source.name, source.text, changes))?;
     let files = [source.name, "-x", "none", OBJECT].map(str::to_owned);
     run_compiler(&folder, source, arguments.iter().cloned().chain(files))
 }

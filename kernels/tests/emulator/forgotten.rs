@@ -133,7 +133,7 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
     let onward = "tile -= tiles;";
     assert_needs::<Fp32>("tree_sum.cu", onward, bodies::tree_sum::several_at_once_agree);
-    let of_lanes = "halve<GROUP * 4>(all, walker.group & 1, WAITS_IN_REGISTERS ? 2 : 1);";
+    let of_lanes = "halve<GROUP * 4>(all, walker.group & 1, group_mask(1));";
     assert_needs::<Fp32>("scan_backward.h", of_lanes, bodies::selective_scan::agrees);
 }
 
@@ -316,7 +316,7 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
     const CHUNK: &str = "head_scan_chunk.h";
     let mix = "add_mixed<Triangle::LOWER>(y, mixes, x, out_channel(), own, tiles);";
     let chunks = "while (first < most && !begins(first)) first++;";
-    let rows = "return sum + lane_sums<TILE>(of_row).before;";
+    let rows = "return sum + prefix_sums<TILE>(of_row).before;";
     let breaks: [(_, _, _, Body); 14] = [
         (FORWARD, mix, "(void)mixes;", agrees),
         ("head_scan.h", chunks, "first = most;", documents_are_independent),

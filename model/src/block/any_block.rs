@@ -10,9 +10,9 @@ use std::fmt::Debug;
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, SliceMut};
 
+use super::incremental::{Capacity, Incremental, PiecePass};
 use super::{Block, BlockPass, ResidualGradient, SampleBytes};
 use crate::error::Result;
-use crate::generation::{Incremental, PiecePass, Room};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
 
@@ -90,13 +90,14 @@ pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
     fn generation_kernels(&self) -> Vec<KernelGroup>;
 
     /// [`Incremental::plan_state`]
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory>;
+    fn plan_state(&self, device: &mut Device<'_, B>, capacity: Capacity) -> Result<BlockMemory>;
 
     /// [`Incremental::plan_workspace`]
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory>;
+    fn plan_workspace(&self, device: &mut Device<'_, B>, capacity: Capacity)
+    -> Result<BlockMemory>;
 
     /// [`Incremental::state_bytes`]
-    fn state_bytes(&self, room: Room) -> usize;
+    fn state_bytes(&self, capacity: Capacity) -> usize;
 
     /// [`Incremental::forget`]
     fn forget(&self, device: &mut Device<'_, B>, state: &mut BlockMemory) -> Result<()>;
@@ -190,16 +191,20 @@ impl<B: Backend, K: Block<B> + Incremental<B>> AnyBlock<B> for K {
         Incremental::<B>::generation_kernels(self)
     }
 
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory> {
-        Ok(BlockMemory::new(Incremental::plan_state(self, device, room)?))
+    fn plan_state(&self, device: &mut Device<'_, B>, capacity: Capacity) -> Result<BlockMemory> {
+        Ok(BlockMemory::new(Incremental::plan_state(self, device, capacity)?))
     }
 
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory> {
-        Ok(BlockMemory::new(Incremental::plan_workspace(self, device, room)?))
+    fn plan_workspace(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<BlockMemory> {
+        Ok(BlockMemory::new(Incremental::plan_workspace(self, device, capacity)?))
     }
 
-    fn state_bytes(&self, room: Room) -> usize {
-        Incremental::<B>::state_bytes(self, room)
+    fn state_bytes(&self, capacity: Capacity) -> usize {
+        Incremental::<B>::state_bytes(self, capacity)
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut BlockMemory) -> Result<()> {

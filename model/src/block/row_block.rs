@@ -65,9 +65,9 @@ use std::fmt::Debug;
 use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
+use super::incremental::{Capacity, Incremental, PiecePass};
 use super::{Block, BlockPass, ResidualGradient, SampleBytes};
 use crate::error::Result;
-use crate::generation::{Incremental, PiecePass, Room};
 use crate::lease::Lease;
 use crate::linear::Products;
 use crate::sample::MicrobatchShape;
@@ -180,15 +180,15 @@ impl<B: Backend, M: RowMap<B>> Incremental<B> for RowBlock<M> {
         self.0.kernels()
     }
 
-    fn plan_state(&self, _: &mut Device<'_, B>, _: Room) -> Result<()> {
+    fn plan_state(&self, _: &mut Device<'_, B>, _: Capacity) -> Result<()> {
         Ok(())
     }
 
-    fn plan_workspace(&self, _: &mut Device<'_, B>, _: Room) -> Result<()> {
+    fn plan_workspace(&self, _: &mut Device<'_, B>, _: Capacity) -> Result<()> {
         Ok(())
     }
 
-    fn state_bytes(&self, _: Room) -> usize {
+    fn state_bytes(&self, _: Capacity) -> usize {
         0
     }
 

@@ -18,11 +18,11 @@ use tidemill_kernels::backend::{KernelGroup, Output};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::block::BlockMemory;
+use crate::block::incremental::{
+    Capacity, PIECE_POSITIONS, Piece, PiecePass, adopt_row, keep_rows,
+};
 use crate::error::{ModelError, Result};
 use crate::generation::SamplingSettings;
-use crate::generation::incremental::{
-    PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows,
-};
 use crate::language_model::{LanguageModel, SharedMemory};
 use crate::linear::Products;
 use crate::norm::Normed;
@@ -36,7 +36,7 @@ use self::step::Step;
 pub struct Sequences<'m, B: Backend> {
     model: &'m LanguageModel<B>,
     parameters: &'m Parameters<B>,
-    room: Room,
+    capacity: Capacity,
     /// The number of tokens of each sequence.
     lengths: Vec<u32>,
     /// One state for each block.
@@ -127,20 +127,20 @@ impl<'m, B: Backend> Sequences<'m, B> {
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
         let positions = positions.min(most);
-        let room = Room::new(sequences, positions);
-        let rows = room.rows;
+        let capacity = Capacity::new(sequences, positions);
+        let rows = capacity.rows;
         let (width, table_rows) = (model.width(), table_rows(model));
         let places = model.positions().map_or(0, |_| rows);
-        let states = model.blocks().iter().map(|block| block.plan_state(device, room));
+        let states = model.blocks().iter().map(|block| block.plan_state(device, capacity));
         Ok(Self {
             model,
             parameters,
-            room,
+            capacity,
             lengths: Vec::new(),
             states: states.collect::<Result<_>>()?,
             workspace: model
                 .block_list()
-                .plan_shared(|block| block.plan_workspace(device, room))?,
+                .plan_shared(|block| block.plan_workspace(device, capacity))?,
             rows: Rows {
                 tokens: device.backend.allocate(device.stream, rows)?,
                 past: device.backend.allocate(device.stream, sequences)?,
@@ -169,8 +169,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
     }
 
     /// The sizes that memory was planned for.
-    pub fn room(&self) -> Room {
-        self.room
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
     }
 
     /// Drops all sequences and begins `sequences` empty ones.
@@ -178,8 +178,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
     /// # Errors
     /// No sequences, more than there is room for, or a device that fails.
     pub fn begin(&mut self, device: &mut Device<'_, B>, sequences: usize) -> Result<()> {
-        if !(1..=self.room.sequences).contains(&sequences) {
-            let expected = format!("1 to {}", self.room.sequences);
+        if !(1..=self.capacity.sequences).contains(&sequences) {
+            let expected = format!("1 to {}", self.capacity.sequences);
             return Err(ModelError::config("sequences", expected, sequences));
         }
         for (block, state) in self.model.blocks().iter().zip(&mut self.states) {
@@ -214,8 +214,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
 
     /// Room for one more sequence of the same model, with as many positions.
     pub(crate) fn one_more(&self, device: &mut Device<'_, B>) -> Result<Self> {
-        let room = [1, self.room.positions];
-        Self::with_kernels(device, self.model, self.parameters, room, self.choosing)
+        let capacity = [1, self.capacity.positions];
+        Self::with_kernels(device, self.model, self.parameters, capacity, self.choosing)
     }
 
     /// Copies the first sequence of `from`, which is of the same model, to sequence `place`.
@@ -263,8 +263,8 @@ impl<'m, B: Backend> Sequences<'m, B> {
         }
         for (tokens, &length) in tokens.iter().zip(&self.lengths) {
             let positions = length as usize + tokens.len();
-            if positions > self.room.positions {
-                let expected = format!("at most {}", self.room.positions);
+            if positions > self.capacity.positions {
+                let expected = format!("at most {}", self.capacity.positions);
                 return Err(ModelError::config("tokens of a sequence", expected, positions));
             }
             if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab_size) {
@@ -279,7 +279,7 @@ impl<'m, B: Backend> Sequences<'m, B> {
     /// piece, those tokens.
     pub(crate) fn pieces<'t>(&self, tokens: &[&'t [u32]]) -> Vec<Vec<&'t [u32]>> {
         let longest = tokens.first().map_or(0, |tokens| tokens.len());
-        let positions = (self.room.rows / tokens.len().max(1)).min(PIECE_POSITIONS);
+        let positions = (self.capacity.rows / tokens.len().max(1)).min(PIECE_POSITIONS);
         let piece = |first: usize| {
             let rest = tokens.iter().map_while(|tokens| tokens.get(first..));
             let rest = rest.take_while(|rest| !rest.is_empty());

@@ -92,8 +92,8 @@ pub fn generate_batch<B: Backend>(
         // The last new token is never read as input, so that it needs no position.
         let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
         let positions = prompt.tokens.len() + most.saturating_sub(1);
-        if positions > sequences.room().positions {
-            let expected = format!("at most {}", sequences.room().positions);
+        if positions > sequences.capacity().positions {
+            let expected = format!("at most {}", sequences.capacity().positions);
             return Err(ModelError::config("tokens of prompt and answer", expected, positions));
         }
     }
@@ -103,41 +103,42 @@ pub fn generate_batch<B: Backend>(
     if prompts.is_empty() || settings.max_new_tokens == 0 {
         return Ok(writing.answers);
     }
-    let (together, mut waiting) = prompts.split_at(prompts.len().min(sequences.room().sequences));
-    let writers = (0..together.len()).map(|place| writing.writer(place, model));
-    let mut writers = writers.collect::<Result<Vec<_>>>()?;
-    writers.sort_by_key(|writer| std::cmp::Reverse(prompts[writer.place].tokens.len()));
-    sequences.begin(device, writers.len())?;
-    let tokens: Vec<_> = writers.iter().map(|writer| prompts[writer.place].tokens).collect();
+    let (together, mut waiting) =
+        prompts.split_at(prompts.len().min(sequences.capacity().sequences));
+    let slots = (0..together.len()).map(|place| writing.slot(place, model));
+    let mut slots = slots.collect::<Result<Vec<_>>>()?;
+    slots.sort_by_key(|slot| std::cmp::Reverse(prompts[slot.place].tokens.len()));
+    sequences.begin(device, slots.len())?;
+    let tokens: Vec<_> = slots.iter().map(|slot| prompts[slot.place].tokens).collect();
     sequences.advance(device, &tokens)?;
     let mut entering = None;
     loop {
-        let has_stepped = writing.choose(device, sequences, &mut writers)?;
-        let unfinished = writers.iter().filter(|writer| !writer.done).count();
+        let has_stepped = writing.choose(device, sequences, &mut slots)?;
+        let unfinished = slots.iter().filter(|slot| !slot.done).count();
         if unfinished == 0 && waiting.is_empty() {
             return Ok(writing.answers);
         }
-        if waiting.is_empty() && unfinished * 2 <= writers.len() {
-            let places = writers.iter().enumerate().filter(|(_, writer)| !writer.done);
+        if waiting.is_empty() && unfinished * 2 <= slots.len() {
+            let places = slots.iter().enumerate().filter(|(_, slot)| !slot.done);
             let kept: Vec<usize> = places.map(|(place, _)| place).collect();
             sequences.keep(device, &kept)?;
-            writers.retain(|writer| !writer.done);
+            slots.retain(|slot| !slot.done);
         }
         if unfinished > 0 && !has_stepped {
-            let tokens: Vec<u32> = writers.iter().map(|writer| writer.token).collect();
+            let tokens: Vec<u32> = slots.iter().map(|slot| slot.token).collect();
             sequences.step_back_where_full();
             sequences.write(device, &tokens)?;
         }
-        for (place, writer) in writers.iter_mut().enumerate().filter(|(_, writer)| writer.done) {
+        for (place, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.done) {
             let Some((_, others)) = waiting.split_first() else { break };
-            *writer = writing.writer(prompts.len() - waiting.len(), model)?;
+            *slot = writing.slot(prompts.len() - waiting.len(), model)?;
             waiting = others;
             let entering = match &mut entering {
                 Some(entering) => entering,
                 None => entering.insert(sequences.one_more(device)?),
             };
             entering.begin(device, 1)?;
-            entering.advance(device, &[prompts[writer.place].tokens])?;
+            entering.advance(device, &[prompts[slot.place].tokens])?;
             sequences.adopt(device, place, entering)?;
         }
     }
@@ -152,37 +153,37 @@ struct Writing<'a, F> {
 }
 
 impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
-    /// The writer of the prompt at `place`.
-    fn writer<B: Backend>(&self, place: usize, model: &LanguageModel<B>) -> Result<Writer> {
-        Writer::new(place, &self.prompts[place], self.settings, model)
+    /// A slot for the prompt at `place`.
+    fn slot<B: Backend>(&self, place: usize, model: &LanguageModel<B>) -> Result<Slot> {
+        Slot::new(place, &self.prompts[place], self.settings, model)
     }
 
-    /// Appends the next token of each writer that has not ended to its answer. Returns whether the
+    /// Appends the next token of each slot that has not ended to its answer. Returns whether the
     /// sequences already have these tokens.
     fn choose<B: Backend>(
         &mut self,
         device: &mut Device<'_, B>,
         sequences: &mut Sequences<'_, B>,
-        writers: &mut [Writer],
+        slots: &mut [Slot],
     ) -> Result<bool> {
-        for writer in writers.iter_mut().filter(|writer| !writer.done) {
-            writer.uniform = writer.sampler.uniform();
+        for slot in slots.iter_mut().filter(|slot| !slot.done) {
+            slot.uniform = slot.sampler.uniform();
         }
         let choice = self.settings.sampling.choice();
         let has_stepped = choice == Choice::Likeliest
             && device.backend.memory() == MemoryPlace::Device
-            && self.goes_on(writers);
+            && self.goes_on(slots);
         let tokens = match choice {
             Choice::Likeliest if has_stepped => sequences.write_likeliest(device)?,
             Choice::Likeliest => sequences.likeliest(device)?,
             Choice::Draw(settings) => {
-                let uniforms: Vec<f64> = writers.iter().map(|writer| writer.uniform).collect();
+                let uniforms: Vec<f64> = slots.iter().map(|slot| slot.uniform).collect();
                 sequences.draw(device, &uniforms, &settings)?
             }
-            Choice::OfHost => vec![NO_TOKEN; writers.len()],
+            Choice::OfHost => vec![NO_TOKEN; slots.len()],
         };
         // A step that has begun has left a fault where even an ended sequence has no token.
-        if !take(writers, &tokens) || has_stepped && tokens.contains(&NO_TOKEN) {
+        if !take(slots, &tokens) || has_stepped && tokens.contains(&NO_TOKEN) {
             let vocab_size = sequences.model().vocab_size();
             let logits = match choice {
                 Choice::OfHost => sequences.logits(device)?,
@@ -190,31 +191,29 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
             };
             // With the most likely tokens this is an error: the device chooses where all logits are
             // finite.
-            choose(writers, logits, vocab_size)?;
+            choose(slots, logits, vocab_size)?;
         }
-        for writer in writers.iter_mut().filter(|writer| !writer.done) {
-            let answer = &mut self.answers[writer.place];
-            answer.push(writer.token);
-            (self.on_written)(writer.place, Written::Token(writer.token));
-            writer.done =
-                answer.len() == writer.most || self.settings.stop_token == Some(writer.token);
-            if writer.done {
-                (self.on_written)(writer.place, Written::Answer(answer));
+        for slot in slots.iter_mut().filter(|slot| !slot.done) {
+            let answer = &mut self.answers[slot.place];
+            answer.push(slot.token);
+            (self.on_written)(slot.place, Written::Token(slot.token));
+            slot.done = answer.len() == slot.most || self.settings.stop_token == Some(slot.token);
+            if slot.done {
+                (self.on_written)(slot.place, Written::Answer(answer));
             }
         }
         Ok(has_stepped)
     }
 
     /// Whether some answer has room for more than the next token.
-    fn goes_on(&self, writers: &[Writer]) -> bool {
-        let goes_on =
-            |writer: &Writer| !writer.done && self.answers[writer.place].len() + 1 < writer.most;
-        writers.iter().any(goes_on)
+    fn goes_on(&self, slots: &[Slot]) -> bool {
+        let goes_on = |slot: &Slot| !slot.done && self.answers[slot.place].len() + 1 < slot.most;
+        slots.iter().any(goes_on)
     }
 }
 
-/// One sequence that is being written.
-struct Writer {
+/// A place of the batch, and the sequence that is being written in it.
+struct Slot {
     /// The place of its prompt in the prompts.
     place: usize,
     sampler: Sampler,
@@ -228,7 +227,7 @@ struct Writer {
     done: bool,
 }
 
-impl Writer {
+impl Slot {
     fn new<B: Backend>(
         place: usize,
         prompt: &Prompt<'_>,
@@ -251,38 +250,37 @@ impl Writer {
     }
 }
 
-/// Gives every writer that has not ended the token that the device has chosen. Returns false where
+/// Gives every slot that has not ended the token that the device has chosen. Returns false where
 /// the host must choose a token, or report an error in the logits.
-fn take(writers: &mut [Writer], tokens: &[u32]) -> bool {
+fn take(slots: &mut [Slot], tokens: &[u32]) -> bool {
     let mut has_all = true;
-    for (writer, &token) in writers.iter_mut().zip(tokens).filter(|(writer, _)| !writer.done) {
-        writer.token = token;
+    for (slot, &token) in slots.iter_mut().zip(tokens).filter(|(slot, _)| !slot.done) {
+        slot.token = token;
         has_all &= token != NO_TOKEN;
     }
     has_all
 }
 
-/// Chooses, from `logits[b, v]`, the next token of every writer that has none yet. Each writer has
+/// Chooses, from `logits[b, v]`, the next token of every slot that has none yet. Each slot has
 /// its own draws, so the number of threads changes nothing.
-fn choose(writers: &mut [Writer], logits: &[f32], vocab_size: usize) -> Result<()> {
+fn choose(slots: &mut [Slot], logits: &[f32], vocab_size: usize) -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (logits.len() / LOGITS_PER_THREAD).clamp(1, cores);
-    let choose_all = |writers: &mut [Writer], logits: &[f32]| {
+    let choose_all = |slots: &mut [Slot], logits: &[f32]| {
         // The caller's thread may belong to an embedder, and threads started from it inherit its
         // floating-point environment.
         let _standard = FloatEnvironment::standard();
-        let mut pairs = writers.iter_mut().zip(logits.chunks_exact(vocab_size));
-        pairs.try_for_each(|(writer, logits)| writer.choose(logits))
+        let mut pairs = slots.iter_mut().zip(logits.chunks_exact(vocab_size));
+        pairs.try_for_each(|(slot, logits)| slot.choose(logits))
     };
     if threads == 1 {
-        return choose_all(writers, logits);
+        return choose_all(slots, logits);
     }
-    let share = writers.len().div_ceil(threads);
-    let shares = writers.chunks_mut(share).zip(logits.chunks(share * vocab_size));
+    let share = slots.len().div_ceil(threads);
+    let shares = slots.chunks_mut(share).zip(logits.chunks(share * vocab_size));
     thread::scope(|scope| {
-        let choosing: Vec<_> = shares
-            .map(|(writers, logits)| scope.spawn(move || choose_all(writers, logits)))
-            .collect();
+        let choosing: Vec<_> =
+            shares.map(|(slots, logits)| scope.spawn(move || choose_all(slots, logits))).collect();
         choosing.into_iter().try_for_each(|chosen| match chosen.join() {
             Ok(chosen) => chosen,
             Err(panic) => std::panic::resume_unwind(panic),

@@ -7,8 +7,8 @@ use tidemill_kernels::backend::{ConvInputs, KernelGroup, PieceState, ScanStepInp
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
+use crate::block::incremental::{Capacity, Incremental, PiecePass, adopt_row, keep_rows};
 use crate::error::Result;
-use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, Normed};
@@ -58,17 +58,21 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         vec![self.norm.kernels(), KernelGroup::CausalConv1dPiece, scan]
     }
 
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaState<B>> {
+    fn plan_state(&self, device: &mut Device<'_, B>, capacity: Capacity) -> Result<MambaState<B>> {
         let Device { backend, stream } = device;
         Ok(MambaState {
             // A convolution of one tap has no state, but devices refuse a buffer of no elements.
-            conv: backend.allocate(stream, (room.sequences * self.conv_elements()).max(1))?,
-            scan: backend.allocate(stream, room.sequences * self.scan_elements())?,
+            conv: backend.allocate(stream, (capacity.sequences * self.conv_elements()).max(1))?,
+            scan: backend.allocate(stream, capacity.sequences * self.scan_elements())?,
         })
     }
 
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaRows<B>> {
-        let (rows, e) = (room.rows, self.inner);
+    fn plan_workspace(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<MambaRows<B>> {
+        let (rows, e) = (capacity.rows, self.inner);
         let normed = self.norm.plan_normed(device, rows)?;
         let Device { backend, stream } = device;
         Ok(MambaRows {
@@ -81,9 +85,9 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         })
     }
 
-    fn state_bytes(&self, room: Room) -> usize {
+    fn state_bytes(&self, capacity: Capacity) -> usize {
         let conv = self.conv_elements() * size_of::<B::Activation>();
-        room.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
+        capacity.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut MambaState<B>) -> Result<()> {

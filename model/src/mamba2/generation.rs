@@ -7,8 +7,8 @@ use tidemill_kernels::backend::{KernelGroup, PieceState};
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
+use crate::block::incremental::{Capacity, Incremental, PiecePass, adopt_row, keep_rows};
 use crate::error::Result;
-use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::mamba2::Mamba2Block;
 use crate::norm::{NormPass, Normed};
 use crate::trainable::Device;
@@ -54,17 +54,21 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         vec![self.norm.kernels(), KernelGroup::CausalConv1dPiece, scan]
     }
 
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2State<B>> {
+    fn plan_state(&self, device: &mut Device<'_, B>, capacity: Capacity) -> Result<Mamba2State<B>> {
         let Device { backend, stream } = device;
         Ok(Mamba2State {
             // A convolution of one tap has no state, but devices refuse a buffer of no elements.
-            conv: backend.allocate(stream, (room.sequences * self.conv_elements()).max(1))?,
-            scan: backend.allocate(stream, room.sequences * self.scan_elements())?,
+            conv: backend.allocate(stream, (capacity.sequences * self.conv_elements()).max(1))?,
+            scan: backend.allocate(stream, capacity.sequences * self.scan_elements())?,
         })
     }
 
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<Mamba2Rows<B>> {
-        let (rows, e) = (room.rows, self.inner());
+    fn plan_workspace(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<Mamba2Rows<B>> {
+        let (rows, e) = (capacity.rows, self.inner());
         let normed = self.norm.plan_normed(device, rows)?;
         let gated_normed = self.gated_norm.plan_normed(device, rows)?;
         let Device { backend, stream } = device;
@@ -77,9 +81,9 @@ impl<B: Backend> Incremental<B> for Mamba2Block {
         })
     }
 
-    fn state_bytes(&self, room: Room) -> usize {
+    fn state_bytes(&self, capacity: Capacity) -> usize {
         let conv = self.conv_elements() * size_of::<B::Activation>();
-        room.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
+        capacity.sequences.saturating_mul(conv + self.scan_elements() * size_of::<f32>())
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut Mamba2State<B>) -> Result<()> {

@@ -9,8 +9,8 @@ use tidemill_kernels::backend::{GrowingCache, KernelGroup, KeyValueCache};
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
+use crate::block::incremental::{Capacity, Incremental, PiecePass, adopt_row, keep_rows};
 use crate::error::Result;
-use crate::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::linear::Products;
 use crate::norm::Normed;
 use crate::trainable::Device;
@@ -44,8 +44,8 @@ pub struct TransformerRows<B: Backend> {
 }
 
 /// The positions of a cache: those of the sequence, and the padding of its last piece.
-fn capacity(room: Room) -> usize {
-    room.positions.saturating_add(room.piece_positions())
+fn cache_positions(capacity: Capacity) -> usize {
+    capacity.positions.saturating_add(capacity.piece_positions())
 }
 
 impl<B: Backend> Incremental<B> for TransformerBlock {
@@ -57,24 +57,33 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         self.kernels_around(attention)
     }
 
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
-        let capacity = capacity(room);
-        let elements = room
+    fn plan_state(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<TransformerState<B>> {
+        let positions = cache_positions(capacity);
+        let elements = capacity
             .sequences
-            .saturating_mul(capacity)
+            .saturating_mul(positions)
             .saturating_mul(self.attention.key_value_width());
         let slopes = self.attention.slopes_on(device)?;
         let Device { backend, stream } = device;
         let keys = backend.allocate(stream, elements)?;
         let values = backend.allocate(stream, elements)?;
-        Ok(TransformerState { keys, values, capacity, slopes })
+        Ok(TransformerState { keys, values, capacity: positions, slopes })
     }
 
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerRows<B>> {
-        let (rows, width) = (room.rows, self.attention.width());
+    fn plan_workspace(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<TransformerRows<B>> {
+        let (rows, width) = (capacity.rows, self.attention.width());
         let grains = GrainRows::new(rows, rows)?;
         let normed = self.norm_1.plan_normed(device, rows)?;
-        let query_key_value = QueryKeyValueScratch::plan(self, device, grains, capacity(room))?;
+        let query_key_value =
+            QueryKeyValueScratch::plan(self, device, grains, cache_positions(capacity))?;
         let Device { backend, stream } = device;
         Ok(TransformerRows {
             normed,
@@ -86,8 +95,8 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         })
     }
 
-    fn state_bytes(&self, room: Room) -> usize {
-        let positions = room.sequences.saturating_mul(capacity(room));
+    fn state_bytes(&self, capacity: Capacity) -> usize {
+        let positions = capacity.sequences.saturating_mul(cache_positions(capacity));
         let elements = positions.saturating_mul(2 * self.attention.key_value_width());
         elements.saturating_mul(size_of::<B::Activation>())
     }

@@ -103,6 +103,14 @@ struct Kernels {
     heads: Option<[[KernelName; 2]; 2]>,
 }
 
+/// The kernel of a launch.
+struct Chosen {
+    source: &'static Source,
+    name: KernelName,
+    /// Teams of threads that a block has.
+    teams: usize,
+}
+
 macro_rules! kernels {
     ($source:ident, $variants:literal) => {
         Kernels {
@@ -190,12 +198,26 @@ impl Kernels {
         Ok(Some(variants[place]))
     }
 
-    /// The variant for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads.
-    fn variant(&self, access: Access, width: usize, warp: u32) -> (KernelName, usize) {
+    /// The kernel for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads. `special` is one
+    /// for rows of a block's width, all of whose loads are wide.
+    fn of_rows(
+        &self,
+        access: Access,
+        width: usize,
+        warp: u32,
+        special: Option<KernelName>,
+    ) -> Chosen {
+        let source = self.source;
         let short = width <= SHORT_WIDTH;
+        if let Some(name) = special
+            && !short
+            && access == Access::Wide
+        {
+            return Chosen { source, name, teams: 1 };
+        }
         let [wide, single] = self.variants[usize::from(short)];
         let team = if short { warp } else { THREADS };
-        (access.choose(wide, single), (THREADS / team) as usize)
+        Chosen { source, name: access.choose(wide, single), teams: (THREADS / team) as usize }
     }
 }
 
@@ -291,18 +313,17 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
         let of_heads = kernels.of_heads(kernel, shape)?;
         let columns = if of_heads.is_some() { HEAD_COLUMNS } else { COLUMNS };
         let access = operands.access::<P::Activation>(width, columns);
-        let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=HELD_COLUMNS).contains(&width);
-        let (source, name, rows_of_block) = match (of_heads, kernels.few) {
-            (Some([wide, single]), _) => {
-                (&RMS_NORM_HEADS, access.choose(wide, single), (THREADS / HEAD_TEAM) as usize)
+        let Chosen { source, name, teams } = match of_heads {
+            Some([wide, single]) => {
+                let (name, teams) = (access.choose(wide, single), (THREADS / HEAD_TEAM) as usize);
+                Chosen { source: &RMS_NORM_HEADS, name, teams }
             }
-            (None, Some(few)) if is_few && access == Access::Wide => (kernels.source, few, 1),
-            _ => {
-                let (name, teams) = kernels.variant(access, width, self.driver.properties().warp);
-                (kernels.source, name, teams)
+            None => {
+                let few = kernels.few.filter(|_| rows <= FEW_ROWS && width <= HELD_COLUMNS);
+                kernels.of_rows(access, width, self.driver.properties().warp, few)
             }
         };
-        let launch = blocks(kernel, rows.div_ceil(rows_of_block), THREADS)?.early(rows);
+        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early(rows);
         // SAFETY: rows and vectors were checked against the shape; the kernels are those of such an x.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }
@@ -374,16 +395,15 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
             unused: 0,
         };
         let access = operands.access::<P::Activation>(width, columns);
-        let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
-        let ahead = kernels.ahead.zip(place).map(|(ahead, place)| ahead[place]);
-        let (source, name, teams) = match (of_heads, ahead) {
-            (Some([wide, single]), _) => (&RMS_NORM_HEADS, access.choose(wide, single), 1),
-            (None, Some(ahead)) if access == Access::Wide && width > SHORT_WIDTH => {
-                (kernels.source, ahead, 1)
+        let Chosen { source, name, teams } = match of_heads {
+            // A block has a run.
+            Some([wide, single]) => {
+                Chosen { source: &RMS_NORM_HEADS, name: access.choose(wide, single), teams: 1 }
             }
-            _ => {
-                let (name, teams) = kernels.variant(access, width, self.driver.properties().warp);
-                (kernels.source, name, teams)
+            None => {
+                let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
+                let ahead = kernels.ahead.zip(place).map(|(ahead, place)| ahead[place]);
+                kernels.of_rows(access, width, self.driver.properties().warp, ahead)
             }
         };
         let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;

@@ -6,8 +6,8 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, KernelError, Matrix, Slice, SliceMut};
 
 use super::{Rows, Sequences, table_rows};
+use crate::block::incremental::Piece;
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::Piece;
 use crate::language_model::LanguageModel;
 use crate::norm::NormPass;
 use crate::trainable::Device;

@@ -3,8 +3,8 @@
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::Sequences;
+use crate::block::incremental::Piece;
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::Piece;
 use crate::linear::Products;
 use crate::trainable::Device;
 
@@ -53,7 +53,7 @@ impl<B: Backend> Sequences<'_, B> {
     /// Makes room for a step, which computes all sequences: a full sequence, which must end with the
     /// token that is added, or have ended, computes its last position once more.
     pub(crate) fn step_back_where_full(&mut self) {
-        let positions = self.room.positions;
+        let positions = self.capacity.positions;
         for length in self.lengths.iter_mut().filter(|length| **length as usize >= positions) {
             *length -= 1;
         }

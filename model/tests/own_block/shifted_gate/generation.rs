@@ -3,7 +3,7 @@
 use tidemill_kernels::cpu::Buffer;
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
-use tidemill_model::generation::{Incremental, PiecePass, Room, adopt_row, keep_rows};
+use tidemill_model::generation::{Capacity, Incremental, PiecePass, adopt_row, keep_rows};
 use tidemill_model::norm::{NormPass, Normed};
 use tidemill_model::{Device, Result};
 
@@ -26,13 +26,13 @@ impl Incremental<Cpu> for ShiftedGate {
     type State = State;
     type Workspace = Rows;
 
-    fn plan_state(&self, device: &mut Device<'_, Cpu>, room: Room) -> Result<State> {
-        let elements = room.sequences * self.width();
+    fn plan_state(&self, device: &mut Device<'_, Cpu>, capacity: Capacity) -> Result<State> {
+        let elements = capacity.sequences * self.width();
         Ok(State { newest: device.backend.allocate(device.stream, elements)? })
     }
 
-    fn plan_workspace(&self, device: &mut Device<'_, Cpu>, room: Room) -> Result<Rows> {
-        let (rows, d, f) = (room.rows, self.width(), self.gated_width());
+    fn plan_workspace(&self, device: &mut Device<'_, Cpu>, capacity: Capacity) -> Result<Rows> {
+        let (rows, d, f) = (capacity.rows, self.width(), self.gated_width());
         let normed = self.norm.plan_normed(device, rows)?;
         let mut allocate = |elements| device.backend.allocate(device.stream, elements);
         Ok(Rows {
@@ -43,8 +43,8 @@ impl Incremental<Cpu> for ShiftedGate {
         })
     }
 
-    fn state_bytes(&self, room: Room) -> usize {
-        room.sequences.saturating_mul(4 * self.width())
+    fn state_bytes(&self, capacity: Capacity) -> usize {
+        capacity.sequences.saturating_mul(4 * self.width())
     }
 
     fn forget(&self, device: &mut Device<'_, Cpu>, state: &mut State) -> Result<()> {

@@ -18,7 +18,7 @@ const MOST_ROWS: usize = 1 << 12;
 
 /// The sizes that memory is planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// b, sequences.
     pub sequences: usize,
     /// Positions that each sequence may grow to.
@@ -27,7 +27,7 @@ pub struct Room {
     pub rows: usize,
 }
 
-impl Room {
+impl Capacity {
     /// Room for `sequences` sequences of up to `positions` positions, neither of them 0.
     pub fn new(sequences: usize, positions: usize) -> Self {
         let piece = (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
@@ -113,16 +113,20 @@ pub trait Incremental<B: Backend>: Send + Sync + 'static {
     ///
     /// # Errors
     /// A device without room.
-    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::State>;
+    fn plan_state(&self, device: &mut Device<'_, B>, capacity: Capacity) -> Result<Self::State>;
 
     /// Memory that alike blocks use one after the other.
     ///
     /// # Errors
     /// A device without room.
-    fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::Workspace>;
+    fn plan_workspace(
+        &self,
+        device: &mut Device<'_, B>,
+        capacity: Capacity,
+    ) -> Result<Self::Workspace>;
 
     /// Bytes of [`plan_state`](Self::plan_state) for these sizes.
-    fn state_bytes(&self, room: Room) -> usize;
+    fn state_bytes(&self, capacity: Capacity) -> usize;
 
     /// Clears the state of all sequences.
     ///
