@@ -7,7 +7,9 @@
 //! | trait | content |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`], [`Rotary`] | the kernels that look from one position of a sample at others, and their pieces for generation |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`HeadScan`], [`Attention`], [`Rotary`] | the kernels that look from one position of a sample at others |
+//! | [`CausalConv1dBackward`], [`SelectiveScanBackward`], [`HeadScanBackward`], [`AttentionBackward`] | their gradients |
+//! | [`CausalConv1dPiece`], [`SelectiveScanPiece`], [`SelectiveScanStep`], [`HeadScanPiece`], [`CachedAttention`], [`AttentionStep`] | their pieces, for generation |
 //! | [`MatrixProducts`], [`OrderedProducts`], [`WeightGradient`] | products of matrices |
 //! | [`Norm`], [`Bias`], [`Clamp`], [`BiasedGelu`], [`GatedSilu`] | functions of rows |
 //! | [`Embedding`], [`CrossEntropy`], [`Likeliest`], [`Draw`] | tokens |
@@ -60,9 +62,9 @@ pub use self::arguments::{
     ScanStepInputs, TermValues, TreeSum, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
-pub use self::attention::Attention;
+pub use self::attention::{Attention, AttentionBackward, AttentionStep, CachedAttention};
 pub use self::bias::Bias;
-pub use self::causal_conv1d::CausalConv1d;
+pub use self::causal_conv1d::{CausalConv1d, CausalConv1dBackward, CausalConv1dPiece};
 pub use self::clamp::Clamp;
 pub use self::cross_entropy::CrossEntropy;
 pub use self::draw::{Draw, DrawSettings};
@@ -73,7 +75,9 @@ pub use self::embedding::Embedding;
 pub use self::gated_silu::GatedSilu;
 pub use self::gelu::BiasedGelu;
 pub use self::gradient_sums::GradientSums;
-pub use self::head_scan::{DeltaLimits, HeadScan, HeadScanGradients, HeadScanInputs};
+pub use self::head_scan::{
+    DeltaLimits, HeadScan, HeadScanBackward, HeadScanGradients, HeadScanInputs, HeadScanPiece,
+};
 pub use self::kernel_group::KernelGroup;
 pub use self::likeliest::Likeliest;
 pub use self::lion::Lion;
@@ -83,8 +87,10 @@ pub use self::norm::{Norm, NormGradient, NormGradients, NormInput, NormInputs, N
 pub use self::ordered_products::OrderedProducts;
 pub use self::rotary::Rotary;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
-pub use self::selective_scan::SelectiveScan;
 pub(crate) use self::selective_scan::check_one_position;
+pub use self::selective_scan::{
+    SelectiveScan, SelectiveScanBackward, SelectiveScanPiece, SelectiveScanStep,
+};
 pub use self::tree_sums::TreeSums;
 pub use self::weight_gradient::WeightGradient;
 
@@ -96,9 +102,19 @@ pub const NUMERICS_VERSION: u32 = 7;
 pub trait Backend:
     Runtime
     + CausalConv1d
+    + CausalConv1dBackward
+    + CausalConv1dPiece
     + SelectiveScan
+    + SelectiveScanBackward
+    + SelectiveScanPiece
+    + SelectiveScanStep
     + HeadScan
+    + HeadScanBackward
+    + HeadScanPiece
     + Attention
+    + AttentionBackward
+    + CachedAttention
+    + AttentionStep
     + Rotary
     + Elementwise
     + CrossEntropy
@@ -124,9 +140,19 @@ pub trait Backend:
 impl<B> Backend for B where
     B: Runtime
         + CausalConv1d
+        + CausalConv1dBackward
+        + CausalConv1dPiece
         + SelectiveScan
+        + SelectiveScanBackward
+        + SelectiveScanPiece
+        + SelectiveScanStep
         + HeadScan
+        + HeadScanBackward
+        + HeadScanPiece
         + Attention
+        + AttentionBackward
+        + CachedAttention
+        + AttentionStep
         + Rotary
         + Elementwise
         + CrossEntropy

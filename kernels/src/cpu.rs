@@ -16,6 +16,9 @@
 //! | biases, clamps, GELU, the gate of SwiGLU | `row_map`, `bias`, `gelu`, `gated_silu` |
 //! | sums of gradients, AdamW, Lion, scaled sums | `gradient_sums`, `optimizer`, `lion`, `axpby` |
 //!
+//! A kernel's file implements its trait of the [backend](crate::backend): it checks shapes, divides rows among the compute threads
+//! and has their loop.
+//!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
 
@@ -23,7 +26,6 @@
 pub mod arrays;
 mod attention;
 mod axpby;
-mod backend;
 mod bias;
 mod buffer;
 mod conv;
@@ -53,6 +55,7 @@ mod rms_norm;
 mod rotary;
 mod row_map;
 mod rows;
+mod runtime;
 mod scan;
 mod scan_backward;
 mod scan_forward;

@@ -38,8 +38,10 @@ pub mod shared;
 pub mod view;
 
 pub use backend::{
-    Attention, Backend, CausalConv1d, DeviceKind, Element, HeadScan, IGNORED_TARGET, MemoryPlace,
-    NUMERICS_VERSION, PeerAccess, Runtime, SelectiveScan,
+    Attention, AttentionBackward, AttentionStep, Backend, CachedAttention, CausalConv1d,
+    CausalConv1dBackward, CausalConv1dPiece, DeviceKind, Element, HeadScan, HeadScanBackward,
+    HeadScanPiece, IGNORED_TARGET, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime,
+    SelectiveScan, SelectiveScanBackward, SelectiveScanPiece, SelectiveScanStep,
 };
 pub use cpu::Cpu;
 #[cfg(feature = "cuda")]

@@ -25,7 +25,9 @@ use bodies::memory::handed_on;
 use bodies::number::Number;
 use bodies::scan_case::{Regime, ScanCase};
 use bodies::selective_scan::{self, Regated};
-use tidemill_kernels::backend::{Attention, HeadScan, SelectiveScan, WeightGradient};
+use tidemill_kernels::backend::{
+    AttentionBackward, HeadScanBackward, SelectiveScanBackward, WeightGradient,
+};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::shape::{GrainRows, ScanShape, SequenceShape};

@@ -27,12 +27,15 @@ pub trait Attention: Runtime {
         inputs: AttentionInputs<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
+}
 
+/// The gradients of [`Attention`].
+pub trait AttentionBackward: Runtime {
     /// The bytes that [`attention_backward`](Self::attention_backward) takes of the device's memory beside its arguments, and that a
     /// stream keeps for its next kernels; of a CPU, that each thread takes.
     fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize;
 
-    /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
+    /// The gradients of [`attention_forward`](Attention::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
     /// v. Where heads of queries share keys and values, each leaves its own part of their gradients, in its own columns:
     /// [`rotary_backward`](super::Rotary::rotary_backward) adds them. Probabilities are formed again from `log_sum_exp`.
     fn attention_backward(
@@ -42,7 +45,10 @@ pub trait Attention: Runtime {
         saved: AttentionSaved<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
+}
 
+/// [`Attention`] over the keys and values of earlier positions, for generation.
+pub trait CachedAttention: Runtime {
     /// `cache[b, past[b] + i, w] = rows[b t, w]` for the t new positions i of each sample: keys or values enter a cache.
     fn append_to_cache(
         &self,
@@ -53,7 +59,7 @@ pub trait Attention: Runtime {
         capacity: usize,
     ) -> Result<()>;
 
-    /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` is at position
+    /// [`attention_forward`](Attention::attention_forward) for generation: row i of sample b of `q[b t, h p]` is at position
     /// `past[b] + i` and attends to the keys of its cache up to that position. The bits are those of one forward pass over all
     /// positions.
     fn attention_cached(
@@ -64,12 +70,15 @@ pub trait Attention: Runtime {
         cache: KeyValueCache<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
+}
 
+/// A step of [`CachedAttention`]: a token of each sequence.
+pub trait AttentionStep: CachedAttention {
     /// One new position of each sample, t = 1: `q[b, h p]`, `k[b, g p]` and `v[b, g p]`. Key and value enter the cache as by
-    /// [`append_to_cache`](Self::append_to_cache), and the query sees what it sees in
-    /// [`attention_cached`](Self::attention_cached). A backend may add in an order of its own, that of the position alone: a row's bits
-    /// depend neither on the batch nor on the capacity. A cache that is full already is refused where its `past` is known to the host; on a
-    /// GPU that sequence's row is no number, and nothing is written.
+    /// [`append_to_cache`](CachedAttention::append_to_cache), and the query sees what it sees in
+    /// [`attention_cached`](CachedAttention::attention_cached). A backend may add in an order of its own, that of the position alone: a
+    /// row's bits depend neither on the batch nor on the capacity. A cache that is full already is refused where its `past` is known to
+    /// the host; on a GPU that sequence's row is no number, and nothing is written.
     fn attention_step(
         &self,
         stream: &mut Self::DeviceStream,

@@ -16,9 +16,12 @@ pub trait CausalConv1d: Runtime {
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
+}
 
-    /// The gradients of [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward), whose values are formed again from `x`, given
-    /// `dout[b t, e]`.
+/// The gradients of [`CausalConv1d`].
+pub trait CausalConv1dBackward: Runtime {
+    /// The gradients of [`causal_conv1d_silu_forward`](CausalConv1d::causal_conv1d_silu_forward), whose values are formed again from `x`,
+    /// given `dout[b t, e]`.
     fn causal_conv1d_silu_backward(
         &self,
         stream: &mut Self::DeviceStream,
@@ -27,9 +30,12 @@ pub trait CausalConv1d: Runtime {
         inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
+}
 
-    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `piece.state[b, k - 1, e]`
-    /// holds the inputs before the first position, oldest first.
+/// [`CausalConv1d`] of pieces of sequences.
+pub trait CausalConv1dPiece: Runtime {
+    /// [`causal_conv1d_silu_forward`](CausalConv1d::causal_conv1d_silu_forward) of sequences that go on, for generation:
+    /// `piece.state[b, k - 1, e]` holds the inputs before the first position, oldest first.
     fn causal_conv1d_silu_piece(
         &self,
         stream: &mut Self::DeviceStream,

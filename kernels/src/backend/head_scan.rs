@@ -75,10 +75,6 @@ pub struct HeadScanGradients<'a, B: Runtime> {
 
 /// The scan of Mamba-2, whose heads have one decay each. See the [module](super) for what every kernel promises.
 pub trait HeadScan: Runtime {
-    /// About the bytes that [`head_scan_backward`](Self::head_scan_backward) takes of the device's memory beside its arguments, and
-    /// that a stream keeps for its next kernels; of a CPU, those of one thread.
-    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize;
-
     /// The scan with softplus, skip and gate (Dao and Gu, 2024, section 7), for each of the p channels of a head:
     ///
     /// ```text
@@ -96,8 +92,15 @@ pub trait HeadScan: Runtime {
         inputs: HeadScanInputs<'_, Self>,
         shape: HeadScanShape,
     ) -> Result<()>;
+}
 
-    /// The gradients of [`head_scan_forward`](Self::head_scan_forward), which saves nothing: states are formed again.
+/// The gradients of the [scan of heads](HeadScan).
+pub trait HeadScanBackward: Runtime {
+    /// About the bytes that [`head_scan_backward`](Self::head_scan_backward) takes of the device's memory beside its arguments, and
+    /// that a stream keeps for its next kernels; of a CPU, those of one thread.
+    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize;
+
+    /// The gradients of [`head_scan_forward`](HeadScan::head_scan_forward), which saves nothing: states are formed again.
     fn head_scan_backward(
         &self,
         stream: &mut Self::DeviceStream,
@@ -106,8 +109,11 @@ pub trait HeadScan: Runtime {
         inputs: HeadScanInputs<'_, Self>,
         shape: HeadScanShape,
     ) -> Result<()>;
+}
 
-    /// [`head_scan_forward`](Self::head_scan_forward) of sequences that go on, for generation: `piece.state[b, h, p, n]` is h
+/// The [scan of heads](HeadScan) of pieces of sequences.
+pub trait HeadScanPiece: Runtime {
+    /// [`head_scan_forward`](HeadScan::head_scan_forward) of sequences that go on, for generation: `piece.state[b, h, p, n]` is h
     /// before the first position.
     fn head_scan_piece(
         &self,

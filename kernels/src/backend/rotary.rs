@@ -27,8 +27,8 @@ pub trait Rotary: Runtime {
         shape: AttentionShape,
     ) -> Result<()>;
 
-    /// From what [`attention_backward`](super::Attention::attention_backward) leaves in `dqkv[b t, 3 h p]` to the gradient of the projections: its
-    /// first `(h + 2 g) p` columns become those of q, k and v before [`rotary_forward`](Self::rotary_forward), the others are
+    /// From what [`attention_backward`](super::AttentionBackward::attention_backward) leaves in `dqkv[b t, 3 h p]` to the gradient of the
+    /// projections: its first `(h + 2 g) p` columns become those of q, k and v before [`rotary_forward`](Self::rotary_forward), the others are
     /// unspecified. The gradients of keys and values are the sums over the heads of queries that share them, in order in fp32; those of
     /// queries and keys are turned back, by the negative angles.
     ///

@@ -22,7 +22,3 @@ mod forward;
 mod heads;
 mod products;
 mod queries;
-
-pub(crate) use self::backward::{attention_backward, backward_scratch_bytes};
-pub(crate) use self::cache::{append_to_cache, attention_cached};
-pub(crate) use self::forward::attention_forward;

@@ -3,17 +3,16 @@
 //! Lanes are sixteen channels. Taps are rearranged once per call, so that the taps of a block are
 //! consecutive.
 
-use super::Cpu;
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::documents::Documents;
 use super::exponential::sigmoid;
 use super::rows::{Rows, RowsMut, exactly};
 use super::simd::{LANES, Lanes, Simd};
-use crate::backend::ConvInputs;
+use super::{Cpu, DeviceStream};
+use crate::backend::{CausalConv1d, ConvInputs};
 use crate::error::Result;
 use crate::shape::ConvShape;
-use crate::view::Slice;
+use crate::view::{MatrixMut, Slice};
 
 /// The most taps that a [`ConvShape`] has.
 pub(crate) const MAX_WIDTH: usize = 16;
@@ -21,8 +20,8 @@ pub(crate) const MAX_WIDTH: usize = 16;
 /// `weight[e, k]` and `bias[e]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Taps<'a> {
-    pub(crate) weight: &'a [f32],
-    pub(crate) bias: Option<&'a [f32]>,
+    weight: &'a [f32],
+    bias: Option<&'a [f32]>,
 }
 
 /// The inputs of the convolution.
@@ -54,7 +53,7 @@ pub(crate) fn tap_lanes(shape: &ConvShape) -> usize {
 }
 
 impl<'a> Taps<'a> {
-    pub(crate) fn new(
+    fn new(
         kernel: &'static str,
         weight: Slice<'a, Cpu, f32>,
         bias: Option<Slice<'a, Cpu, f32>>,
@@ -93,29 +92,35 @@ struct Forward<'a> {
 /// Positions between a row of x that is read and the one that is asked for.
 const AHEAD: usize = 4;
 
-pub(crate) fn causal_conv1d_silu_forward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: RowsMut<'_>,
-    inputs: Inputs<'_>,
-    shape: ConvShape,
-) -> Result<()> {
-    let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
-    inputs.taps.arrange(arranged, &shape);
-    let arranged = &*arranged;
-    let samples = shape.sequences().samples();
-    let share = threads.share(samples);
-    let parts = out.parts(share * shape.sequences().positions()).enumerate();
-    let parts = parts.map(|(part, out)| Forward {
-        out,
-        x: inputs.x,
-        taps: arranged,
-        documents: inputs.documents,
-        samples: part * share..((part + 1) * share).min(samples),
-        shape,
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl CausalConv1d for Cpu {
+    fn causal_conv1d_silu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        inputs: ConvInputs<'_, Self>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_forward";
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
+        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
+        let inputs = Inputs::new(KERNEL, inputs, &shape)?;
+        let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
+        inputs.taps.arrange(arranged, &shape);
+        let arranged = &*arranged;
+        let samples = shape.sequences().samples();
+        let share = threads.share(samples);
+        let parts = out.parts(share * shape.sequences().positions()).enumerate();
+        let parts = parts.map(|(part, out)| Forward {
+            out,
+            x: inputs.x,
+            taps: arranged,
+            documents: inputs.documents,
+            samples: part * share..((part + 1) * share).min(samples),
+            shape,
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 impl Kernel for Forward<'_> {

@@ -9,29 +9,24 @@
 //! sample and then added in the order of a grain's samples, so samples are divided freely among threads.
 
 use super::conv::{Inputs, MAX_WIDTH, tap_lanes};
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::documents::Documents;
 use super::exponential::sigmoid;
-use super::rows::{Rows, RowsMut};
+use super::rows::{Rows, RowsMut, exactly_mut};
 use super::simd::{LANES, Lanes, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::{CausalConv1dBackward, ConvGradients, ConvInputs};
 use crate::error::Result;
 use crate::shape::ConvShape;
+use crate::view::Matrix;
 
 /// Positions of a chunk.
 const CHUNK: usize = 64;
 
 /// Gradients of parameters: `dweight[grains, e, k]` and `dbias[grains, e]`.
-pub(crate) struct ParameterGradients<'a> {
-    pub(crate) dweight: &'a mut [f32],
-    pub(crate) dbias: Option<&'a mut [f32]>,
-}
-
-/// The inputs of the backward convolution.
-#[derive(Clone, Copy)]
-pub(crate) struct BackwardInputs<'a> {
-    pub(crate) dout: Rows<'a>,
-    pub(crate) inputs: Inputs<'a>,
+struct ParameterGradients<'a> {
+    dweight: &'a mut [f32],
+    dbias: Option<&'a mut [f32]>,
 }
 
 /// The samples of a compute thread.
@@ -49,42 +44,59 @@ struct Backward<'a> {
     shape: ConvShape,
 }
 
-pub(crate) fn causal_conv1d_silu_backward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    dx: RowsMut<'_>,
-    parameters: ParameterGradients<'_>,
-    read: BackwardInputs<'_>,
-    shape: ConvShape,
-) -> Result<()> {
-    let samples = shape.sequences().samples();
-    let share = stream.threads().share(samples);
-    let tap_lanes = tap_lanes(&shape);
-    let lanes = tap_lanes * (1 + samples + samples.div_ceil(share));
-    let (threads, scratch) = stream.with_scratch(lanes)?;
-    let (taps, scratch) = scratch.split_at_mut(tap_lanes);
-    let (partials, carries) = scratch.split_at_mut(tap_lanes * samples);
-    read.inputs.taps.arrange(taps, &shape);
-    let taps = &*taps;
-    let parts = dx
-        .parts(share * shape.sequences().positions())
-        .zip(partials.chunks_mut(share * tap_lanes))
-        .zip(carries.chunks_exact_mut(tap_lanes))
-        .enumerate()
-        .map(|(part, ((dx, partials), carry))| Backward {
-            dx,
-            partials,
-            carry,
-            dout: read.dout,
-            x: read.inputs.x,
-            taps,
-            documents: read.inputs.documents,
-            first_sample: part * share,
-            shape,
-        });
-    threads.for_each(parts, |part| dispatch.run(part));
-    add_partials(parameters, partials, tap_lanes, &shape);
-    Ok(())
+impl CausalConv1dBackward for Cpu {
+    fn causal_conv1d_silu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradients: ConvGradients<'_, Self>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: ConvInputs<'_, Self>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_backward";
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
+        let grains = shape.grains().grains();
+        gradients.check(KERNEL, &inputs)?;
+        let ConvGradients { dx, dweight, dbias } = gradients;
+        let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
+        let parameters = ParameterGradients {
+            dweight: exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width())?,
+            dbias: match dbias {
+                Some(dbias) => Some(exactly_mut(KERNEL, "dbias", dbias, grains * channels)?),
+                None => None,
+            },
+        };
+        let dout = Rows::new(KERNEL, "dout", dout, rows, channels)?;
+        let inputs = Inputs::new(KERNEL, inputs, &shape)?;
+        let samples = shape.sequences().samples();
+        let share = stream.threads().share(samples);
+        let tap_lanes = tap_lanes(&shape);
+        let lanes = tap_lanes * (1 + samples + samples.div_ceil(share));
+        let (threads, scratch) = stream.with_scratch(lanes)?;
+        let (taps, scratch) = scratch.split_at_mut(tap_lanes);
+        let (partials, carries) = scratch.split_at_mut(tap_lanes * samples);
+        inputs.taps.arrange(taps, &shape);
+        let taps = &*taps;
+        let parts = dx
+            .parts(share * shape.sequences().positions())
+            .zip(partials.chunks_mut(share * tap_lanes))
+            .zip(carries.chunks_exact_mut(tap_lanes))
+            .enumerate()
+            .map(|(part, ((dx, partials), carry))| Backward {
+                dx,
+                partials,
+                carry,
+                dout,
+                x: inputs.x,
+                taps,
+                documents: inputs.documents,
+                first_sample: part * share,
+                shape,
+            });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        add_partials(parameters, partials, tap_lanes, &shape);
+        Ok(())
+    }
 }
 
 /// Each grain's gradients of parameters: its samples' added in order, from +0.0.

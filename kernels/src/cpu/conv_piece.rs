@@ -1,13 +1,15 @@
 //! Causal depthwise convolution with SiLU of pieces of sequences, for generation: the operations of forward.
 
 use super::conv::{Inputs, tap_lanes};
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::sigmoid;
-use super::rows::{Lengths, Rows, RowsMut};
+use super::rows::{Lengths, Rows, RowsMut, exactly_mut, no_documents};
 use super::simd::{LANES, Lanes, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::{CausalConv1dPiece, ConvInputs, PieceState};
 use crate::error::Result;
 use crate::shape::ConvShape;
+use crate::view::MatrixMut;
 
 /// The rows of a compute thread.
 struct Piece<'a> {
@@ -21,32 +23,42 @@ struct Piece<'a> {
     shape: ConvShape,
 }
 
-/// `state` is read by all rows, and moved on behind them.
-pub(crate) fn causal_conv1d_silu_piece(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: RowsMut<'_>,
-    (state, lengths): (&mut [f32], Lengths<'_>),
-    inputs: Inputs<'_>,
-    shape: ConvShape,
-) -> Result<()> {
-    let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
-    inputs.taps.arrange(arranged, &shape);
-    let (rows, taps) = (shape.sequences().rows(), &*arranged);
-    let share = threads.share(rows);
-    let before = &*state;
-    let parts = out.parts(share).enumerate().map(|(part, out)| Piece {
-        out,
-        state: before,
-        lengths,
-        x: inputs.x,
-        taps,
-        rows: part * share..((part + 1) * share).min(rows),
-        shape,
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    move_on(state, lengths, inputs.x, shape);
-    Ok(())
+impl CausalConv1dPiece for Cpu {
+    fn causal_conv1d_silu_piece(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        piece: PieceState<'_, Self>,
+        inputs: ConvInputs<'_, Self>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_piece";
+        no_documents(KERNEL, inputs.starts.is_some())?;
+        let (sequences, channels) = (shape.sequences(), shape.channels());
+        let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), channels)?;
+        let held = sequences.samples() * channels * (shape.width() - 1);
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let lengths = Lengths::new(KERNEL, piece.lengths, sequences)?;
+        let inputs = Inputs::new(KERNEL, inputs, &shape)?;
+        let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
+        inputs.taps.arrange(arranged, &shape);
+        let (rows, taps) = (sequences.rows(), &*arranged);
+        let share = threads.share(rows);
+        // All rows read the state, which moves on behind them.
+        let before = &*state;
+        let parts = out.parts(share).enumerate().map(|(part, out)| Piece {
+            out,
+            state: before,
+            lengths,
+            x: inputs.x,
+            taps,
+            rows: part * share..((part + 1) * share).min(rows),
+            shape,
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        move_on(state, lengths, inputs.x, shape);
+        Ok(())
+    }
 }
 
 /// The last inputs of each sample, of those before the piece and those of it.

@@ -15,26 +15,29 @@
 //! blocks of a head, one tree, and the heads of the group in order. Gradients of parameters are formed per sample and then
 //! added in the order of the samples of a grain, so samples are divided freely among threads.
 
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::sigmoid;
 use super::head_scan::{HeadLayout, Inputs, Steps, advance};
-use super::rows::{Rows, RowsMut};
+use super::rows::{Rows, RowsMut, exactly_mut};
 use super::scan::{CHUNK, Coefficients, for_each_state};
 use super::simd::{LANES, Lanes, Simd, Tile};
+use super::{Cpu, DeviceStream};
+use crate::backend::{HeadScanBackward, HeadScanGradients, HeadScanInputs};
 use crate::error::Result;
+use crate::shape::HeadScanShape;
+use crate::view::Matrix;
 
 /// Gradients of activations, for the samples of a compute thread.
-pub(crate) struct RowGradients<'a> {
-    pub(crate) dprojected: RowsMut<'a>,
-    pub(crate) dxbc: RowsMut<'a>,
+struct RowGradients<'a> {
+    dprojected: RowsMut<'a>,
+    dxbc: RowsMut<'a>,
 }
 
 /// Gradients of parameters, `[grains, h]`.
-pub(crate) struct ParameterGradients<'a> {
-    pub(crate) da_log: &'a mut [f32],
-    pub(crate) dd: &'a mut [f32],
-    pub(crate) ddelta_bias: &'a mut [f32],
+struct ParameterGradients<'a> {
+    da_log: &'a mut [f32],
+    dd: &'a mut [f32],
+    ddelta_bias: &'a mut [f32],
 }
 
 /// One sample's gradients of a head's parameters.
@@ -100,46 +103,62 @@ struct Backward<'a> {
     layout: HeadLayout,
 }
 
-/// The scratch memory of one thread that has all samples.
-pub(crate) fn scratch_bytes(layout: &HeadLayout) -> usize {
-    let of_blocks = layout.blocks * Positions::LANES;
-    (Scratch::lanes(layout) + of_blocks) * size_of::<Lanes>()
-        + layout.samples * layout.heads * size_of::<Partial>()
-}
+impl HeadScanBackward for Cpu {
+    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
+        // Of one thread that has all samples.
+        let layout = HeadLayout::new(shape);
+        let of_blocks = layout.blocks * Positions::LANES;
+        (Scratch::lanes(&layout) + of_blocks) * size_of::<Lanes>()
+            + layout.samples * layout.heads * size_of::<Partial>()
+    }
 
-pub(crate) fn head_scan_backward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    rows: RowGradients<'_>,
-    parameters: ParameterGradients<'_>,
-    dout: Rows<'_>,
-    inputs: Inputs<'_>,
-    layout: HeadLayout,
-) -> Result<()> {
-    let share = stream.threads().share(layout.samples);
-    let parts = layout.samples.div_ceil(share);
-    let (threads, scratch) = stream.with_scratch(parts * Scratch::lanes(&layout))?;
-    let mut partials = vec![Partial::default(); layout.samples * layout.heads];
-    let RowGradients { dprojected, dxbc } = rows;
-    let of_part = share * layout.positions;
-    let parts = dprojected
-        .parts(of_part)
-        .zip(dxbc.parts(of_part))
-        .zip(partials.chunks_mut(share * layout.heads))
-        .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
-        .enumerate()
-        .map(|(part, (((dprojected, dxbc), partials), scratch))| Backward {
-            rows: RowGradients { dprojected, dxbc },
-            partials,
-            scratch: Scratch::new(scratch, &layout),
-            dout,
-            inputs,
-            first_sample: part * share,
-            layout,
-        });
-    threads.for_each(parts, |part| dispatch.run(part));
-    add_partials(parameters, &partials, &layout);
-    Ok(())
+    fn head_scan_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradients: HeadScanGradients<'_, Self>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "head_scan_backward";
+        let HeadScanGradients { dprojected, dxbc, da_log, dd, ddelta_bias } = gradients;
+        let (rows, width) = (shape.sequences().rows(), shape.width());
+        let projected_width = shape.projected_width();
+        let dprojected = RowsMut::new(KERNEL, "dprojected", dprojected, rows, projected_width)?;
+        let dxbc = RowsMut::new(KERNEL, "dxbc", dxbc, rows, shape.xbc_width())?;
+        let of_grains = shape.grains().grains() * shape.heads();
+        let parameters = ParameterGradients {
+            da_log: exactly_mut(KERNEL, "da_log", da_log, of_grains)?,
+            dd: exactly_mut(KERNEL, "dd", dd, of_grains)?,
+            ddelta_bias: exactly_mut(KERNEL, "ddelta_bias", ddelta_bias, of_grains)?,
+        };
+        let dout = Rows::new(KERNEL, "dout", dout, rows, width)?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let layout = HeadLayout::new(shape);
+        let share = stream.threads().share(layout.samples);
+        let parts = layout.samples.div_ceil(share);
+        let (threads, scratch) = stream.with_scratch(parts * Scratch::lanes(&layout))?;
+        let mut partials = vec![Partial::default(); layout.samples * layout.heads];
+        let of_part = share * layout.positions;
+        let parts = dprojected
+            .parts(of_part)
+            .zip(dxbc.parts(of_part))
+            .zip(partials.chunks_mut(share * layout.heads))
+            .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
+            .enumerate()
+            .map(|(part, (((dprojected, dxbc), partials), scratch))| Backward {
+                rows: RowGradients { dprojected, dxbc },
+                partials,
+                scratch: Scratch::new(scratch, &layout),
+                dout,
+                inputs,
+                first_sample: part * share,
+                layout,
+            });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        add_partials(parameters, &partials, &layout);
+        Ok(())
+    }
 }
 
 /// Each grain's gradients of parameters: its samples' added in order, from +0.0.

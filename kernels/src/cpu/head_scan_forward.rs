@@ -1,14 +1,17 @@
 //! The forward scan of heads, of whole samples and of pieces of sequences: one walk, from a state of zeros or from one that is moved
 //! on.
 
-use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
 use super::exponential::sigmoid;
 use super::head_scan::{HeadLayout, Inputs, advance};
-use super::rows::{Lengths, RowsMut};
+use super::rows::{Lengths, RowsMut, exactly_mut, no_documents};
 use super::scan::{CHUNK, Coefficients, for_each_state};
 use super::simd::{LANES, Lanes, Simd};
+use super::{Cpu, DeviceStream};
+use crate::backend::{HeadScan, HeadScanInputs, HeadScanPiece, PieceState};
 use crate::error::Result;
+use crate::shape::HeadScanShape;
+use crate::view::MatrixMut;
 
 /// Some heads of a sample.
 struct Heads<'a> {
@@ -28,8 +31,44 @@ fn scratch_lanes(layout: &HeadLayout) -> usize {
     layout.state_lanes() + layout.coefficient_lanes()
 }
 
+impl HeadScan for Cpu {
+    fn head_scan_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "head_scan_forward";
+        let out = RowsMut::new(KERNEL, "out", out, shape.sequences().rows(), shape.width())?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        walk(stream, self.dispatch, out, None, inputs, HeadLayout::new(shape))
+    }
+}
+
+impl HeadScanPiece for Cpu {
+    fn head_scan_piece(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        piece: PieceState<'_, Self>,
+        inputs: HeadScanInputs<'_, Self>,
+        shape: HeadScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "head_scan_piece";
+        no_documents(KERNEL, inputs.starts.is_some())?;
+        let sequences = shape.sequences();
+        let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), shape.width())?;
+        let held = sequences.samples() * shape.width() * shape.states();
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let goes_on = Some((state, Lengths::new(KERNEL, piece.lengths, sequences)?));
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        walk(stream, self.dispatch, out, goes_on, inputs, HeadLayout::new(shape))
+    }
+}
+
 /// Threads share samples, and the heads of each where there are more threads.
-pub(crate) fn head_scan_forward(
+fn walk(
     stream: &mut DeviceStream,
     dispatch: Dispatch,
     out: RowsMut<'_>,

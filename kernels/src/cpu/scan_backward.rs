@@ -15,39 +15,40 @@
 //! over the blocks, then one tree. Gradients of parameters are formed per sample and then added in the
 //! order of the samples of a grain, so samples are divided freely among threads.
 
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::{sigmoid, softplus_and_slope};
-use super::rows::Rows;
-use super::rows::RowsMut;
+use super::rows::{Rows, RowsMut, exactly, exactly_mut};
 use super::scan::{
     CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
 };
 use super::simd::{LANES, Lanes, Simd, Tile};
+use super::{Cpu, DeviceStream};
+use crate::backend::{ScanGradients, ScanSaved, SelectiveScan, SelectiveScanBackward};
 use crate::error::Result;
+use crate::shape::ScanShape;
 
 /// Gradients of activations, for the samples of a compute thread.
-pub(crate) struct RowGradients<'a> {
-    pub(crate) ddelta_raw: RowsMut<'a>,
-    pub(crate) dx: RowsMut<'a>,
-    pub(crate) dbc: RowsMut<'a>,
-    pub(crate) dz: RowsMut<'a>,
-    pub(crate) regated: Option<RowsMut<'a>>,
+struct RowGradients<'a> {
+    ddelta_raw: RowsMut<'a>,
+    dx: RowsMut<'a>,
+    dbc: RowsMut<'a>,
+    dz: RowsMut<'a>,
+    regated: Option<RowsMut<'a>>,
 }
 
 /// Gradients of parameters, `[grains, ...]`.
-pub(crate) struct ParameterGradients<'a> {
-    pub(crate) da_log: &'a mut [f32],
-    pub(crate) dd: &'a mut [f32],
-    pub(crate) ddelta_bias: &'a mut [f32],
+struct ParameterGradients<'a> {
+    da_log: &'a mut [f32],
+    dd: &'a mut [f32],
+    ddelta_bias: &'a mut [f32],
 }
 
 /// The inputs of the backward scan.
 #[derive(Clone, Copy)]
-pub(crate) struct BackwardInputs<'a> {
-    pub(crate) dout: Rows<'a>,
-    pub(crate) inputs: Inputs<'a>,
-    pub(crate) saved: &'a [f32],
+struct BackwardInputs<'a> {
+    dout: Rows<'a>,
+    inputs: Inputs<'a>,
+    saved: &'a [f32],
 }
 
 impl<'a> RowGradients<'a> {
@@ -119,47 +120,74 @@ struct Backward<'a> {
     layout: ScanLayout,
 }
 
-/// The scratch memory of one thread that has all samples.
-pub(crate) fn scratch_bytes(layout: &ScanLayout) -> usize {
-    let of_samples = layout.samples * partial_lanes(layout);
-    (layout.state_lanes() + of_samples + Scratch::lanes(layout)) * size_of::<Lanes>()
-}
+impl SelectiveScanBackward for Cpu {
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
+        // Of one thread that has all samples.
+        let layout = ScanLayout::new(shape);
+        let of_samples = layout.samples * partial_lanes(&layout);
+        (layout.state_lanes() + of_samples + Scratch::lanes(&layout)) * size_of::<Lanes>()
+    }
 
-pub(crate) fn selective_scan_backward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    rows: RowGradients<'_>,
-    parameters: ParameterGradients<'_>,
-    read: BackwardInputs<'_>,
-    layout: ScanLayout,
-) -> Result<()> {
-    let share = stream.threads().share(layout.samples);
-    let parts = layout.samples.div_ceil(share);
-    let (state_lanes, partial_lanes) = (layout.state_lanes(), partial_lanes(&layout));
-    let lanes = state_lanes + layout.samples * partial_lanes + parts * Scratch::lanes(&layout);
-    let (threads, scratch) = stream.with_scratch(lanes)?;
-    let (decay_rates, scratch) = scratch.split_at_mut(state_lanes);
-    let (partials, scratch) = scratch.split_at_mut(layout.samples * partial_lanes);
-    let a_log = read.inputs.a_log;
-    dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log, layout });
-    let decay_rates = &*decay_rates;
-    let parts = rows
-        .parts(share * layout.positions)
-        .zip(partials.chunks_mut(share * partial_lanes))
-        .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
-        .enumerate()
-        .map(|(part, ((rows, partials), scratch))| Backward {
-            rows,
-            partials,
-            scratch: Scratch::new(scratch, &layout),
-            read,
-            decay_rates,
-            first_sample: part * share,
-            layout,
-        });
-    threads.for_each(parts, |part| dispatch.run(part));
-    add_partials(parameters, partials, decay_rates, &layout);
-    Ok(())
+    fn selective_scan_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradients: ScanGradients<'_, Self>,
+        ScanSaved { dout, inputs, saved }: ScanSaved<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_backward";
+        let ScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias, regated } = gradients;
+        let (rows, grains) = (shape.sequences().rows(), shape.grains().grains());
+        let (channels, states) = (shape.channels(), shape.states());
+        let row_gradients = RowGradients {
+            ddelta_raw: RowsMut::new(KERNEL, "ddelta_raw", ddelta_raw, rows, channels)?,
+            dx: RowsMut::new(KERNEL, "dx", dx, rows, channels)?,
+            dbc: RowsMut::new(KERNEL, "dbc", dbc, rows, 2 * states)?,
+            dz: RowsMut::new(KERNEL, "dz", dz, rows, channels)?,
+            regated: match regated {
+                Some(regated) => Some(RowsMut::new(KERNEL, "regated", regated, rows, channels)?),
+                None => None,
+            },
+        };
+        let parameters = ParameterGradients {
+            da_log: exactly_mut(KERNEL, "da_log", da_log, grains * channels * states)?,
+            dd: exactly_mut(KERNEL, "dd", dd, grains * channels)?,
+            ddelta_bias: exactly_mut(KERNEL, "ddelta_bias", ddelta_bias, grains * channels)?,
+        };
+        let read = BackwardInputs {
+            dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
+            inputs: Inputs::new(KERNEL, inputs, shape)?,
+            saved: exactly(KERNEL, "saved", saved, self.selective_scan_saved_elements(shape))?,
+        };
+        let layout = ScanLayout::new(shape);
+        let share = stream.threads().share(layout.samples);
+        let parts = layout.samples.div_ceil(share);
+        let (state_lanes, partial_lanes) = (layout.state_lanes(), partial_lanes(&layout));
+        let lanes = state_lanes + layout.samples * partial_lanes + parts * Scratch::lanes(&layout);
+        let (threads, scratch) = stream.with_scratch(lanes)?;
+        let (decay_rates, scratch) = scratch.split_at_mut(state_lanes);
+        let (partials, scratch) = scratch.split_at_mut(layout.samples * partial_lanes);
+        let a_log = read.inputs.a_log;
+        self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log, layout });
+        let decay_rates = &*decay_rates;
+        let parts = row_gradients
+            .parts(share * layout.positions)
+            .zip(partials.chunks_mut(share * partial_lanes))
+            .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
+            .enumerate()
+            .map(|(part, ((rows, partials), scratch))| Backward {
+                rows,
+                partials,
+                scratch: Scratch::new(scratch, &layout),
+                read,
+                decay_rates,
+                first_sample: part * share,
+                layout,
+            });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        add_partials(parameters, partials, decay_rates, &layout);
+        Ok(())
+    }
 }
 
 /// Each grain's gradients of parameters: its samples' added in order, from +0.0.

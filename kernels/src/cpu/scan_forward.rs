@@ -1,14 +1,17 @@
 //! The forward selective scan of whole samples, with softplus, skip and gate fused.
 
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::{sigmoid, softplus_and_slope};
-use super::rows::{Rows, RowsMut};
+use super::rows::{Rows, RowsMut, exactly_mut};
 use super::scan::{
     CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
 };
 use super::simd::{LANES, Lanes, Simd, Tile};
+use super::{Cpu, DeviceStream};
+use crate::backend::{ScanInputs, SelectiveScan};
 use crate::error::Result;
+use crate::shape::ScanShape;
+use crate::view::{MatrixMut, SliceMut};
 
 /// The samples of a compute thread.
 struct Forward<'a> {
@@ -21,38 +24,50 @@ struct Forward<'a> {
     layout: ScanLayout,
 }
 
-pub(crate) fn selective_scan_forward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: RowsMut<'_>,
-    saved: &mut [f32],
-    inputs: Inputs<'_>,
-    layout: ScanLayout,
-) -> Result<()> {
-    let share = stream.threads().share(layout.samples);
-    let parts = layout.samples.div_ceil(share);
-    let state_lanes = layout.state_lanes();
-    let lanes = state_lanes + parts * layout.coefficient_lanes();
-    let (threads, scratch) = stream.with_scratch(lanes)?;
-    let (decay_rates, coefficients) = scratch.split_at_mut(state_lanes);
-    dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
-    let decay_rates = &*decay_rates;
-    let parts = out
-        .parts(share * layout.positions)
-        .zip(saved.chunks_mut(share * layout.saved_elements()))
-        .zip(coefficients.chunks_exact_mut(layout.coefficient_lanes()))
-        .enumerate()
-        .map(|(part, ((out, saved), coefficients))| Forward {
-            out,
-            saved,
-            inputs,
-            decay_rates,
-            coefficients,
-            first_sample: part * share,
-            layout,
-        });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl SelectiveScan for Cpu {
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
+        ScanLayout::new(shape).saved_elements() * shape.sequences().samples()
+    }
+
+    fn selective_scan_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_forward";
+        let out = RowsMut::new(KERNEL, "out", out, shape.sequences().rows(), shape.channels())?;
+        let expected = self.selective_scan_saved_elements(shape);
+        let saved = exactly_mut(KERNEL, "saved", saved, expected)?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let layout = ScanLayout::new(shape);
+        let share = stream.threads().share(layout.samples);
+        let parts = layout.samples.div_ceil(share);
+        let state_lanes = layout.state_lanes();
+        let lanes = state_lanes + parts * layout.coefficient_lanes();
+        let (threads, scratch) = stream.with_scratch(lanes)?;
+        let (decay_rates, coefficients) = scratch.split_at_mut(state_lanes);
+        self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
+        let decay_rates = &*decay_rates;
+        let parts = out
+            .parts(share * layout.positions)
+            .zip(saved.chunks_mut(share * layout.saved_elements()))
+            .zip(coefficients.chunks_exact_mut(layout.coefficient_lanes()))
+            .enumerate()
+            .map(|(part, ((out, saved), coefficients))| Forward {
+                out,
+                saved,
+                inputs,
+                decay_rates,
+                coefficients,
+                first_sample: part * share,
+                layout,
+            });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 impl Kernel for Forward<'_> {

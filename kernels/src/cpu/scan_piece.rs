@@ -1,14 +1,18 @@
-//! The selective scan of pieces of sequences, for generation: the operations of the forward scan.
+//! The selective scan of pieces of sequences, for generation: the operations of the forward scan. Threads share samples, and the
+//! channels of each where there are more threads.
 
-use super::device_stream::DeviceStream;
-use super::dispatch::{Dispatch, Kernel};
+use super::dispatch::Kernel;
 use super::exponential::{sigmoid, softplus_and_slope};
-use super::rows::{Lengths, Rows, RowsMut};
+use super::rows::{Lengths, Rows, RowsMut, exactly_mut, no_documents};
 use super::scan::{
     CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
 };
 use super::simd::{LANES, Lanes, Simd, Tile};
+use super::{Cpu, DeviceStream};
+use crate::backend::{PieceState, ScanInputs, SelectiveScanPiece, SelectiveScanStep};
 use crate::error::Result;
+use crate::shape::ScanShape;
+use crate::view::MatrixMut;
 
 /// Some blocks of channels of a sample.
 struct Piece<'a> {
@@ -27,56 +31,71 @@ struct Piece<'a> {
     layout: ScanLayout,
 }
 
-/// Moves `state[b, e, n]` on. Threads share samples, and the channels of each where there are more threads.
-pub(crate) fn selective_scan_piece(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: RowsMut<'_>,
-    (state, lengths): (&mut [f32], Lengths<'_>),
-    inputs: Inputs<'_>,
-    layout: ScanLayout,
-) -> Result<()> {
-    let ScanLayout { samples, positions, channels, states, blocks, tiles, .. } = layout;
-    if samples == 0 || positions == 0 {
-        return Ok(());
+impl SelectiveScanPiece for Cpu {
+    fn selective_scan_piece(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        piece: PieceState<'_, Self>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_piece";
+        no_documents(KERNEL, inputs.starts.is_some())?;
+        let sequences = shape.sequences();
+        let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), shape.channels())?;
+        let held = sequences.samples() * shape.channels() * shape.states();
+        let state = exactly_mut(KERNEL, "state", piece.state, held)?;
+        let lengths = Lengths::new(KERNEL, piece.lengths, sequences)?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let layout = ScanLayout::new(shape);
+        let ScanLayout { samples, positions, channels, states, blocks, tiles, .. } = layout;
+        if samples == 0 || positions == 0 {
+            return Ok(());
+        }
+        let parts_of_sample = stream.threads().count().div_ceil(samples).min(blocks).max(1);
+        let part_channels = blocks.div_ceil(parts_of_sample) * LANES;
+        let parts_of_sample = channels.div_ceil(part_channels);
+        let (state_lanes, row_lanes) = (layout.state_lanes(), 2 * tiles);
+        let lanes = [
+            state_lanes,
+            samples * positions * row_lanes,
+            samples * parts_of_sample * tiles * LANES,
+        ];
+        let (threads, scratch) = stream.with_scratch(lanes.iter().sum())?;
+        let (decay_rates, scratch) = scratch.split_at_mut(lanes[0]);
+        let (coefficients, rooms) = scratch.split_at_mut(lanes[1]);
+        self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
+        let of_samples = coefficients.chunks_exact_mut(positions * row_lanes).enumerate();
+        for (sample, coefficients) in of_samples {
+            let (first, count) = (sample * positions, lengths.of(sample));
+            Coefficients::gather(coefficients, inputs.coefficients(first, states), count, tiles);
+        }
+        let (decay_rates, coefficients) = (&*decay_rates, &*coefficients);
+        let of_samples = out.parts(positions).zip(state.chunks_exact_mut(channels * states));
+        let pieces = of_samples.enumerate().flat_map(|(sample, (out, state))| {
+            let of_parts = out.column_parts(part_channels, lengths.of(sample)).into_iter();
+            let of_parts = of_parts.zip(state.chunks_mut(part_channels * states)).enumerate();
+            of_parts.map(move |(part, (out, state))| (sample, part, out, state))
+        });
+        let pieces = pieces.zip(rooms.chunks_exact_mut(tiles * LANES));
+        let pieces = pieces.map(|((sample, part, out, state), room)| Piece {
+            out,
+            state,
+            inputs,
+            decay_rates,
+            coefficients: &coefficients[sample * positions * row_lanes..][..positions * row_lanes],
+            states: room,
+            first_row: sample * positions,
+            first_channel: part * part_channels,
+            layout,
+        });
+        threads.for_each(pieces, |piece| self.dispatch.run(piece));
+        Ok(())
     }
-    let parts_of_sample = stream.threads().count().div_ceil(samples).min(blocks).max(1);
-    let part_channels = blocks.div_ceil(parts_of_sample) * LANES;
-    let parts_of_sample = channels.div_ceil(part_channels);
-    let (state_lanes, row_lanes) = (layout.state_lanes(), 2 * tiles);
-    let lanes =
-        [state_lanes, samples * positions * row_lanes, samples * parts_of_sample * tiles * LANES];
-    let (threads, scratch) = stream.with_scratch(lanes.iter().sum())?;
-    let (decay_rates, scratch) = scratch.split_at_mut(lanes[0]);
-    let (coefficients, rooms) = scratch.split_at_mut(lanes[1]);
-    dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
-    let of_samples = coefficients.chunks_exact_mut(positions * row_lanes).enumerate();
-    for (sample, coefficients) in of_samples {
-        let (first, count) = (sample * positions, lengths.of(sample));
-        Coefficients::gather(coefficients, inputs.coefficients(first, states), count, tiles);
-    }
-    let (decay_rates, coefficients) = (&*decay_rates, &*coefficients);
-    let of_samples = out.parts(positions).zip(state.chunks_exact_mut(channels * states));
-    let pieces = of_samples.enumerate().flat_map(|(sample, (out, state))| {
-        let of_parts = out.column_parts(part_channels, lengths.of(sample)).into_iter();
-        let of_parts = of_parts.zip(state.chunks_mut(part_channels * states)).enumerate();
-        of_parts.map(move |(part, (out, state))| (sample, part, out, state))
-    });
-    let pieces = pieces.zip(rooms.chunks_exact_mut(tiles * LANES));
-    let pieces = pieces.map(|((sample, part, out, state), room)| Piece {
-        out,
-        state,
-        inputs,
-        decay_rates,
-        coefficients: &coefficients[sample * positions * row_lanes..][..positions * row_lanes],
-        states: room,
-        first_row: sample * positions,
-        first_channel: part * part_channels,
-        layout,
-    });
-    threads.for_each(pieces, |piece| dispatch.run(piece));
-    Ok(())
 }
+
+impl SelectiveScanStep for Cpu {}
 
 impl Kernel for Piece<'_> {
     type Output = ();

@@ -9,53 +9,52 @@ use super::queries::{
     KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, VECTORS, Visible, for_each_row, prefetch_rows,
     transpose_rows,
 };
-use crate::backend::AttentionSaved;
-use crate::cpu::Cpu;
-use crate::cpu::device_stream::DeviceStream;
-use crate::cpu::dispatch::{Dispatch, Kernel};
+use crate::backend::{AttentionBackward, AttentionSaved};
+use crate::cpu::dispatch::Kernel;
 use crate::cpu::exponential::exp2_each;
 use crate::cpu::rows::{Rows, RowsMut, exactly};
 use crate::cpu::simd::{LANES, Lanes, Simd};
+use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::MatrixMut;
 
-/// The scratch memory of a thread.
-pub(crate) fn backward_scratch_bytes(shape: AttentionShape) -> usize {
-    Scratch::lanes(shape) * size_of::<Lanes>()
-}
+impl AttentionBackward for Cpu {
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
+        Scratch::lanes(shape) * size_of::<Lanes>()
+    }
 
-/// `dqkv[b t, 3 h p]`.
-pub(crate) fn attention_backward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    dqkv: MatrixMut<'_, Cpu, f32>,
-    saved: AttentionSaved<'_, Cpu>,
-    shape: AttentionShape,
-) -> Result<()> {
-    const KERNEL: &str = "attention_backward";
-    let (rows, width) = (shape.sequences().rows(), shape.width());
-    let dqkv = SharedRows::new(RowsMut::new(KERNEL, "dqkv", dqkv, rows, 3 * width)?);
-    let sums = rows * shape.heads();
-    let read = Read {
-        dout: Rows::new(KERNEL, "dout", saved.dout, rows, width)?,
-        out: Rows::new(KERNEL, "out", saved.out, rows, width)?,
-        log_sum_exp: exactly(KERNEL, "log_sum_exp", saved.log_sum_exp, sums)?,
-        inputs: Inputs::new(KERNEL, saved.inputs, shape)?,
-    };
-    let heads = shape.sequences().samples() * shape.heads();
-    let share = stream.threads().share(heads);
-    let held = Scratch::lanes(shape);
-    let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
-    let parts = scratch.chunks_exact_mut(held).enumerate().map(|(part, scratch)| Backward {
-        dqkv,
-        read,
-        scratch: Scratch::new(scratch, shape),
-        heads: part * share..((part + 1) * share).min(heads),
-        shape,
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+    fn attention_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dqkv: MatrixMut<'_, Self, f32>,
+        saved: AttentionSaved<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "attention_backward";
+        let (rows, width) = (shape.sequences().rows(), shape.width());
+        let dqkv = SharedRows::new(RowsMut::new(KERNEL, "dqkv", dqkv, rows, 3 * width)?);
+        let sums = rows * shape.heads();
+        let read = Read {
+            dout: Rows::new(KERNEL, "dout", saved.dout, rows, width)?,
+            out: Rows::new(KERNEL, "out", saved.out, rows, width)?,
+            log_sum_exp: exactly(KERNEL, "log_sum_exp", saved.log_sum_exp, sums)?,
+            inputs: Inputs::new(KERNEL, saved.inputs, shape)?,
+        };
+        let heads = shape.sequences().samples() * shape.heads();
+        let share = stream.threads().share(heads);
+        let held = Scratch::lanes(shape);
+        let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
+        let parts = scratch.chunks_exact_mut(held).enumerate().map(|(part, scratch)| Backward {
+            dqkv,
+            read,
+            scratch: Scratch::new(scratch, shape),
+            heads: part * share..((part + 1) * share).min(heads),
+            shape,
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -2,11 +2,10 @@
 
 use super::forward::{Scratch, forward_head};
 use super::heads::{CausalMask, Head, HeadPlace, HeadWriter, SharedRows};
-use crate::backend::KeyValueCache;
-use crate::cpu::Cpu;
-use crate::cpu::device_stream::DeviceStream;
-use crate::cpu::dispatch::{Dispatch, Kernel};
+use crate::backend::{AttentionStep, CachedAttention, KeyValueCache};
+use crate::cpu::dispatch::Kernel;
 use crate::cpu::rows::{Rows, RowsMut, elements, exactly, exactly_mut};
+use crate::cpu::{Cpu, DeviceStream};
 use crate::error::{KernelError, Result};
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -22,85 +21,89 @@ fn check_capacity(kernel: &'static str, past: &[u32], count: usize, capacity: us
     Err(KernelError::shape(kernel, "positions of a sequence", expected, most))
 }
 
-/// `cache[b, past[b] + i, w] = rows[b t, w]`.
-pub(crate) fn append_to_cache(
-    cache: SliceMut<'_, Cpu, f32>,
-    rows: Matrix<'_, Cpu, f32>,
-    past: Slice<'_, Cpu, u32>,
-    capacity: usize,
-) -> Result<()> {
-    const KERNEL: &str = "append_to_cache";
-    let past = elements(past);
-    let [row_count, width] = rows.shape();
-    let samples = past.len();
-    if samples == 0 || row_count % samples != 0 {
-        let expected = format!("a multiple of the {samples} sequences");
-        return Err(KernelError::shape(KERNEL, "rows", expected, row_count));
-    }
-    let count = row_count / samples;
-    let overflow =
-        || KernelError::shape(KERNEL, "cache", "a size that does not overflow", capacity);
-    let of_sample = capacity.checked_mul(width).ok_or_else(overflow)?;
-    let all = of_sample.checked_mul(samples).ok_or_else(overflow)?;
-    let cache = exactly_mut(KERNEL, "cache", cache, all)?;
-    let rows = Rows::new(KERNEL, "rows", rows, row_count, width)?;
-    check_capacity(KERNEL, past, count, capacity)?;
-    if all == 0 {
-        return Ok(());
-    }
-    for (sample, (cache, &past)) in cache.chunks_exact_mut(of_sample).zip(past).enumerate() {
-        let new = cache[past as usize * width..].chunks_exact_mut(width).take(count);
-        for (i, new) in new.enumerate() {
-            new.copy_from_slice(rows.row(sample * count + i));
+impl CachedAttention for Cpu {
+    fn append_to_cache(
+        &self,
+        _: &mut DeviceStream,
+        cache: SliceMut<'_, Self, f32>,
+        rows: Matrix<'_, Self, f32>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()> {
+        const KERNEL: &str = "append_to_cache";
+        let past = elements(past);
+        let [row_count, width] = rows.shape();
+        let samples = past.len();
+        if samples == 0 || row_count % samples != 0 {
+            let expected = format!("a multiple of the {samples} sequences");
+            return Err(KernelError::shape(KERNEL, "rows", expected, row_count));
         }
+        let count = row_count / samples;
+        let overflow =
+            || KernelError::shape(KERNEL, "cache", "a size that does not overflow", capacity);
+        let of_sample = capacity.checked_mul(width).ok_or_else(overflow)?;
+        let all = of_sample.checked_mul(samples).ok_or_else(overflow)?;
+        let cache = exactly_mut(KERNEL, "cache", cache, all)?;
+        let rows = Rows::new(KERNEL, "rows", rows, row_count, width)?;
+        check_capacity(KERNEL, past, count, capacity)?;
+        if all == 0 {
+            return Ok(());
+        }
+        for (sample, (cache, &past)) in cache.chunks_exact_mut(of_sample).zip(past).enumerate() {
+            let new = cache[past as usize * width..].chunks_exact_mut(width).take(count);
+            for (i, new) in new.enumerate() {
+                new.copy_from_slice(rows.row(sample * count + i));
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn attention_cached(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        q: Matrix<'_, Self, f32>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "attention_cached";
+        let (samples, rows, width) =
+            (shape.sequences().samples(), shape.sequences().rows(), shape.width());
+        let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, width)?);
+        let shared = shape.key_value_width();
+        let held = cache.capacity.checked_mul(samples).and_then(|held| held.checked_mul(shared));
+        let held = held.ok_or_else(|| {
+            KernelError::shape(KERNEL, "capacity", "a size that does not overflow", cache.capacity)
+        })?;
+        let inputs = Cached {
+            q: Rows::new(KERNEL, "q", q, rows, width)?,
+            keys: Rows::packed(exactly(KERNEL, "keys", cache.keys, held)?, shared),
+            values: Rows::packed(exactly(KERNEL, "values", cache.values, held)?, shared),
+            capacity: cache.capacity,
+            past: exactly(KERNEL, "past", cache.past, samples)?,
+            slopes: match cache.slopes {
+                Some(slopes) => Some(exactly(KERNEL, "slopes", slopes, shape.heads())?),
+                None => None,
+            },
+            shape,
+        };
+        check_capacity(KERNEL, inputs.past, shape.sequences().positions(), cache.capacity)?;
+        let heads = samples * shape.heads();
+        let share = stream.threads().share(heads);
+        let held = Scratch::lanes(shape);
+        let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
+        let parts = scratch.chunks_exact_mut(held).enumerate().map(|(part, scratch)| Heads {
+            out,
+            inputs,
+            scratch: Scratch::new(scratch, shape),
+            heads: part * share..((part + 1) * share).min(heads),
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
-/// `out[b t, h p]` of the last positions of each sequence.
-pub(crate) fn attention_cached(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: MatrixMut<'_, Cpu, f32>,
-    q: Matrix<'_, Cpu, f32>,
-    cache: KeyValueCache<'_, Cpu>,
-    shape: AttentionShape,
-) -> Result<()> {
-    const KERNEL: &str = "attention_cached";
-    let (samples, rows, width) =
-        (shape.sequences().samples(), shape.sequences().rows(), shape.width());
-    let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, width)?);
-    let shared = shape.key_value_width();
-    let held = cache.capacity.checked_mul(samples).and_then(|held| held.checked_mul(shared));
-    let held = held.ok_or_else(|| {
-        KernelError::shape(KERNEL, "capacity", "a size that does not overflow", cache.capacity)
-    })?;
-    let inputs = Cached {
-        q: Rows::new(KERNEL, "q", q, rows, width)?,
-        keys: Rows::packed(exactly(KERNEL, "keys", cache.keys, held)?, shared),
-        values: Rows::packed(exactly(KERNEL, "values", cache.values, held)?, shared),
-        capacity: cache.capacity,
-        past: exactly(KERNEL, "past", cache.past, samples)?,
-        slopes: match cache.slopes {
-            Some(slopes) => Some(exactly(KERNEL, "slopes", slopes, shape.heads())?),
-            None => None,
-        },
-        shape,
-    };
-    check_capacity(KERNEL, inputs.past, shape.sequences().positions(), cache.capacity)?;
-    let heads = samples * shape.heads();
-    let share = stream.threads().share(heads);
-    let held = Scratch::lanes(shape);
-    let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
-    let parts = scratch.chunks_exact_mut(held).enumerate().map(|(part, scratch)| Heads {
-        out,
-        inputs,
-        scratch: Scratch::new(scratch, shape),
-        heads: part * share..((part + 1) * share).min(heads),
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
-}
+impl AttentionStep for Cpu {}
 
 /// The checked inputs of attention over a cache.
 #[derive(Clone, Copy)]

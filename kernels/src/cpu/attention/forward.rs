@@ -9,45 +9,46 @@ use super::queries::{
     KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Softmax, for_each_row, prefetch_rows,
     transpose_rows,
 };
-use crate::backend::AttentionInputs;
-use crate::cpu::Cpu;
-use crate::cpu::device_stream::DeviceStream;
-use crate::cpu::dispatch::{Dispatch, Kernel};
+use crate::backend::{Attention, AttentionInputs};
+use crate::cpu::dispatch::Kernel;
 use crate::cpu::rows::{RowsMut, exactly_mut};
 use crate::cpu::simd::{LANES, Lanes, Simd};
+use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::{MatrixMut, SliceMut};
 
-/// `out[b t, h p]` and `log_sum_exp[b, h, t]`.
-pub(crate) fn attention_forward(
-    stream: &mut DeviceStream,
-    dispatch: Dispatch,
-    out: MatrixMut<'_, Cpu, f32>,
-    log_sum_exp: SliceMut<'_, Cpu, f32>,
-    inputs: AttentionInputs<'_, Cpu>,
-    shape: AttentionShape,
-) -> Result<()> {
-    const KERNEL: &str = "attention_forward";
-    let (rows, positions) = (shape.sequences().rows(), shape.sequences().positions());
-    let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, shape.width())?);
-    let sums = exactly_mut(KERNEL, "log_sum_exp", log_sum_exp, rows * shape.heads())?;
-    let inputs = Inputs::new(KERNEL, inputs, shape)?;
-    let heads = shape.sequences().samples() * shape.heads();
-    let share = stream.threads().share(heads);
-    let held = Scratch::lanes(shape);
-    let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
-    let parts = sums.chunks_mut(share * positions).zip(scratch.chunks_exact_mut(held)).enumerate();
-    let parts = parts.map(|(part, (sums, scratch))| Forward {
-        out,
-        sums,
-        inputs,
-        scratch: Scratch::new(scratch, shape),
-        first_head: part * share,
-        shape,
-    });
-    threads.for_each(parts, |part| dispatch.run(part));
-    Ok(())
+impl Attention for Cpu {
+    fn attention_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "attention_forward";
+        let (rows, positions) = (shape.sequences().rows(), shape.sequences().positions());
+        let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, shape.width())?);
+        let sums = exactly_mut(KERNEL, "log_sum_exp", log_sum_exp, rows * shape.heads())?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let heads = shape.sequences().samples() * shape.heads();
+        let share = stream.threads().share(heads);
+        let held = Scratch::lanes(shape);
+        let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
+        let parts =
+            sums.chunks_mut(share * positions).zip(scratch.chunks_exact_mut(held)).enumerate();
+        let parts = parts.map(|(part, (sums, scratch))| Forward {
+            out,
+            sums,
+            inputs,
+            scratch: Scratch::new(scratch, shape),
+            first_head: part * share,
+            shape,
+        });
+        threads.for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
 }
 
 /// The heads of a compute thread.

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::attention_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{Attention, AttentionInputs, AttentionSaved, GrowingCache, KeyValueCache};
+use crate::backend::{Attention, AttentionInputs, CachedAttention, KeyValueCache};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind, Launch};
@@ -269,31 +269,6 @@ const FORWARD: [KernelName; 4] = [
 ];
 
 impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
-    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
-        self.attention_backward_scratch(shape)
-    }
-
-    fn attention_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        dqkv: MatrixMut<'_, Self, P::Activation>,
-        saved: AttentionSaved<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        self.launch_attention_backward(stream, dqkv, saved, shape)
-    }
-
-    fn attention_step(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        rows: [Matrix<'_, Self, P::Activation>; 3],
-        cache: GrowingCache<'_, Self>,
-        shape: AttentionShape,
-    ) -> Result<()> {
-        self.launch_attention_step(stream, out, rows, cache, shape)
-    }
-
     fn attention_forward(
         &self,
         stream: &mut GpuStream<D>,
@@ -308,7 +283,9 @@ impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
         // SAFETY: all of them were checked against the shape.
         unsafe { self.launch_attention(stream, &plan, &out, log_sum_exp.address(), inputs) }
     }
+}
 
+impl<D: Driver, P: Precision> CachedAttention for Gpu<D, P> {
     fn attention_cached(
         &self,
         stream: &mut GpuStream<D>,

@@ -7,7 +7,7 @@ use super::attention::{BLOCK_ROWS, HeadWidth, Inputs, Plan, WARPS};
 use super::attention_backward_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32};
 use super::{KernelName, exactly, row_stride, row_stride_mut};
-use crate::backend::AttentionSaved;
+use crate::backend::{AttentionBackward, AttentionSaved};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -84,8 +84,8 @@ fn sums_bytes(shape: AttentionShape) -> usize {
     sequences.samples() * shape.heads() * padded * size_of::<f32>()
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn attention_backward_scratch(&self, shape: AttentionShape) -> usize {
+impl<D: Driver, P: Precision> AttentionBackward for Gpu<D, P> {
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
         let head_width = HeadWidth::of(shape.head_width());
         match self.takes_groups(head_width) {
             true => groups::scratch_parts(head_width, shape).iter().sum(),
@@ -93,8 +93,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         }
     }
 
-    /// Writes the gradients of q, k and v beside one another.
-    pub(super) fn launch_attention_backward(
+    fn attention_backward(
         &self,
         stream: &mut GpuStream<D>,
         dqkv: MatrixMut<'_, Self, P::Activation>,

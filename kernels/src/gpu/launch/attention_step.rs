@@ -1,11 +1,12 @@
-//! Attention of one new position of each sequence, which enters its cache.
+//! Attention of one new position of each sequence, which enters its cache: a block for each chunk of keys of each head, and then
+//! one for each head.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::{Plan, cache_shape};
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::GrowingCache;
+use crate::backend::{AttentionStep, GrowingCache};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -72,9 +73,8 @@ fn chunks(capacity: usize, window: Option<usize>) -> usize {
     window.map_or(all, |window| all.min(window.saturating_sub(1).div_ceil(CHUNK) + 1))
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// A block for each chunk of keys of each head, and then one for each head.
-    pub(super) fn launch_attention_step(
+impl<D: Driver, P: Precision> AttentionStep for Gpu<D, P> {
+    fn attention_step(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,

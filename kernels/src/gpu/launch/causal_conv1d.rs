@@ -4,7 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, check_piece, exactly, exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{CausalConv1d, ConvGradients, ConvInputs, PieceState};
+use crate::backend::{
+    CausalConv1d, CausalConv1dBackward, CausalConv1dPiece, ConvGradients, ConvInputs, PieceState,
+};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
@@ -247,7 +249,9 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter; the start bits are this shape's.
         unsafe { self.launch(stream, variant.source, variant.name, variant.launch, arguments) }
     }
+}
 
+impl<D: Driver, P: Precision> CausalConv1dBackward for Gpu<D, P> {
     fn causal_conv1d_silu_backward(
         &self,
         stream: &mut GpuStream<D>,
@@ -321,7 +325,9 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         // SAFETY: `dweight` and `dbias` hold every grain's; the tiles' sums were just formed.
         unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums) }
     }
+}
 
+impl<D: Driver, P: Precision> CausalConv1dPiece for Gpu<D, P> {
     fn causal_conv1d_silu_piece(
         &self,
         stream: &mut GpuStream<D>,

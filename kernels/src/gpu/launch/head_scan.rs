@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use super::scan::Rows;
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, check_piece, exactly, row_stride, row_stride_mut};
-use crate::backend::{HeadScan, HeadScanGradients, HeadScanInputs, PieceState};
+use crate::backend::{HeadScan, HeadScanInputs, HeadScanPiece, PieceState};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
@@ -17,7 +17,7 @@ use crate::gpu::precision::Precision;
 use crate::gpu::source::{HEAD_SCAN_BACKWARD, HEAD_SCAN_FORWARD, HEAD_SCAN_PIECE, Source};
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::HeadScanShape;
-use crate::view::{Matrix, MatrixMut};
+use crate::view::MatrixMut;
 
 /// Positions of a tile: a warp's of a chunk.
 const TILE: usize = 16;
@@ -288,21 +288,6 @@ impl Inputs {
 }
 
 impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
-    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
-        self.head_scan_scratch(shape)
-    }
-
-    fn head_scan_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        gradients: HeadScanGradients<'_, Self>,
-        dout: Matrix<'_, Self, f32>,
-        inputs: HeadScanInputs<'_, Self>,
-        shape: HeadScanShape,
-    ) -> Result<()> {
-        self.launch_head_scan_backward(stream, gradients, dout, inputs, shape)
-    }
-
     fn head_scan_forward(
         &self,
         stream: &mut GpuStream<D>,
@@ -325,7 +310,9 @@ impl<D: Driver, P: Precision> HeadScan for Gpu<D, P> {
         // SAFETY: `Plan` has checked all rows and slices against the shape, and the start bits are this shape's.
         unsafe { self.launch(stream, plan.class.forward(), "head_scan_forward", launch, arguments) }
     }
+}
 
+impl<D: Driver, P: Precision> HeadScanPiece for Gpu<D, P> {
     fn head_scan_piece(
         &self,
         stream: &mut GpuStream<D>,

@@ -8,7 +8,7 @@ use super::scan::Rows;
 use super::scan_backward::SumSamplesArguments;
 use super::sizes::{Access, blocks, size32, stride_bytes};
 use super::{exactly_mut, row_stride, row_stride_mut};
-use crate::backend::{HeadScanGradients, HeadScanInputs};
+use crate::backend::{HeadScanBackward, HeadScanGradients, HeadScanInputs};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -100,13 +100,13 @@ impl Scratch {
     }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn head_scan_scratch(&self, shape: HeadScanShape) -> usize {
+impl<D: Driver, P: Precision> HeadScanBackward for Gpu<D, P> {
+    fn head_scan_scratch_bytes(&self, shape: HeadScanShape) -> usize {
         let scratch = Scratch::new(&self.head_scan_plan("head_scan_backward", shape));
         scratch.shares_and_states() + scratch.beside_shares()
     }
 
-    pub(super) fn launch_head_scan_backward(
+    fn head_scan_backward(
         &self,
         stream: &mut GpuStream<D>,
         gradients: HeadScanGradients<'_, Self>,
@@ -193,7 +193,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the gradients were checked against the shape, and each sample has its partial sums.
         unsafe { self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums) }
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     /// B's or C's columns of dxbc, `to[b t, g n]`, from the shares of heads.
     fn sum_heads(
         &self,

@@ -8,9 +8,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::{
-    PieceState, ScanGradients, ScanInputs, ScanSaved, ScanStepInputs, SelectiveScan,
-};
+use crate::backend::{ScanInputs, SelectiveScan};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
@@ -315,43 +313,6 @@ pub(super) fn packed_bytes(shape: ScanShape) -> usize {
 impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
         Saved::elements(shape, size_of::<P::Activation>())
-    }
-
-    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
-        self.scan_backward_scratch(shape)
-    }
-
-    fn selective_scan_backward(
-        &self,
-        stream: &mut GpuStream<D>,
-        gradients: ScanGradients<'_, Self>,
-        saved: ScanSaved<'_, Self>,
-        shape: ScanShape,
-    ) -> Result<()> {
-        self.launch_selective_scan_backward(stream, gradients, saved, shape)
-    }
-
-    fn selective_scan_piece(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        piece: PieceState<'_, Self>,
-        inputs: ScanInputs<'_, Self>,
-        shape: ScanShape,
-    ) -> Result<()> {
-        self.launch_selective_scan_piece(stream, &out, &piece, &inputs, shape)
-    }
-
-    fn selective_scan_step(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: MatrixMut<'_, Self, P::Activation>,
-        state: SliceMut<'_, Self, f32>,
-        delta_raw: MatrixMut<'_, Self, P::Activation>,
-        inputs: ScanStepInputs<'_, Self>,
-        shape: ScanShape,
-    ) -> Result<()> {
-        self.launch_selective_scan_step(stream, out, state, delta_raw, inputs, shape)
     }
 
     fn selective_scan_forward(

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::{ScanGradients, ScanSaved, SelectiveScan};
+use crate::backend::{ScanGradients, ScanSaved, SelectiveScan, SelectiveScanBackward};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -99,15 +99,15 @@ fn backward_any_shared_bytes(warp: u32) -> usize {
     if warp == 32 { 40960 } else { 32768 }
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Scratch memory of the backward scan in bytes, except for the values that segments of a chain hand to each other.
-    pub(super) fn scan_backward_scratch(&self, shape: ScanShape) -> usize {
+impl<D: Driver, P: Precision> SelectiveScanBackward for Gpu<D, P> {
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
+        // All but the values that segments of a chain hand to each other.
         let (dbc, parameters) = partial_bytes(shape);
         let is_packed = self.is_scan_of_sixteen(shape.channels(), shape.states());
         dbc + parameters + if is_packed { packed_bytes(shape) } else { 0 }
     }
 
-    pub(super) fn launch_selective_scan_backward(
+    fn selective_scan_backward(
         &self,
         stream: &mut GpuStream<D>,
         gradients: ScanGradients<'_, Self>,
@@ -190,7 +190,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the caller checked gradients against the shape, and each sample has its partial sums.
         unsafe { self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums) }
     }
+}
 
+impl<D: Driver, P: Precision> Gpu<D, P> {
     fn walk_back(
         &self,
         stream: &mut GpuStream<D>,

@@ -4,7 +4,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::{PieceState, ScanInputs};
+use crate::backend::{PieceState, ScanInputs, SelectiveScanPiece};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -96,19 +96,19 @@ pub(super) fn step_blocks(plan: &Plan, each: usize) -> usize {
     plan.samples.div_ceil(each as u32) as usize * plan.shape.channels() * STEP_LANES / SCAN_THREADS
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn launch_selective_scan_piece(
+impl<D: Driver, P: Precision> SelectiveScanPiece for Gpu<D, P> {
+    fn selective_scan_piece(
         &self,
         stream: &mut GpuStream<D>,
-        out: &MatrixMut<'_, Self, P::Activation>,
-        piece: &PieceState<'_, Self>,
-        inputs: &ScanInputs<'_, Self>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        piece: PieceState<'_, Self>,
+        inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
         let plan = self.scan_plan("selective_scan_piece", shape)?;
         let (samples, channels) = (shape.sequences().samples(), shape.channels());
         let is_step = plan.positions == 1 && piece.lengths.is_none();
-        let Piece { arguments, aligned } = Piece::new(&plan, out, piece, inputs)?;
+        let Piece { arguments, aligned } = Piece::new(&plan, &out, &piece, &inputs)?;
         let (source, name, blocks, shared_bytes) = match (plan.way, is_step) {
             (Way::Sixteen, true) => {
                 let of_two = step_blocks(&plan, 2);

@@ -8,7 +8,10 @@ use super::scan::Way;
 use super::scan_piece::{self, Piece, step_blocks};
 use super::sizes::{Access, WIDE_BYTES, size32, stride_bytes};
 use super::{KernelName, row_stride};
-use crate::backend::{OrderedProducts, Output, PieceState, ScanStepInputs, check_one_position};
+use crate::backend::{
+    OrderedProducts, Output, PieceState, ScanStepInputs, SelectiveScanPiece, SelectiveScanStep,
+    check_one_position,
+};
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind};
@@ -38,8 +41,8 @@ struct Arguments {
     padding: u32,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn launch_selective_scan_step(
+impl<D: Driver, P: Precision> SelectiveScanStep for Gpu<D, P> {
+    fn selective_scan_step(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
@@ -71,7 +74,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if !forms_steps {
             self.ordered_matmul(stream, delta_raw.reborrow(), low, weight, Output::Overwrite)?;
             let inputs = inputs.with(delta_raw.as_matrix());
-            return self.launch_selective_scan_piece(stream, &out, &piece, &inputs, shape);
+            return self.selective_scan_piece(stream, out, piece, inputs, shape);
         }
         let inputs = inputs.with(delta_raw.as_matrix());
         let arguments = Arguments {
