@@ -106,7 +106,7 @@ pub fn long_walks_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcr
     let mut transcript = Transcript::default();
     let full = vec![([2, 1100], [3, 128]), ([1, 1300], [2, 64])];
     let small = vec![([1, 400], [1, 128])];
-    for (seed, (rows, heads)) in device.sizes.choose(full, small).into_iter().enumerate() {
+    for (seed, (rows, heads)) in device.sizes.choose_for_gpu(full, small).into_iter().enumerate() {
         let shape = attention_shape(rows, heads, 1.0 / (heads[1] as f32).sqrt(), None);
         let mut inputs = Inputs::new(seed as u64);
         let case = AttentionCase::new::<B::Activation>(&mut inputs, shape).with_slopes(shape);

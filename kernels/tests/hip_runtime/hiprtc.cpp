@@ -32,7 +32,7 @@ struct Program {
 };
 
 const char* const ARGUMENTS =
-    "-std=c++20 -O2 -fPIC -shared -pthread -fno-gnu-unique -fvisibility=hidden -Wl,-Bsymbolic -ffp-contract=off "
+    "-std=c++20 -O1 -fPIC -shared -pthread -fno-gnu-unique -fvisibility=hidden -Wl,-Bsymbolic -ffp-contract=off "
     "-Wall -Werror -Wno-unknown-pragmas -Wno-unused-function -DEMULATOR";
 
 std::string read(const std::filesystem::path& path) {
