@@ -137,7 +137,7 @@ impl ModelConfig {
     /// Refuses sizes that no model can have.
     ///
     /// # Errors
-    /// [`ModelError::Config`] naming the first key whose value is out of bounds.
+    /// [`ModelError::Config`](crate::ModelError::Config) naming the first key whose value is out of bounds.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Mamba(config) => config.check(),
