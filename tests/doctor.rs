@@ -91,7 +91,7 @@ fn gpus_that_work_are_checked_through() {
     }
 }
 
-/// What lets no kernel compile, as `cache`, a new folder, holds none either.
+/// No kernel compiles, and `cache`, which is empty, holds none that was compiled before.
 fn without_kernels(cache: &Path) -> [(&str, &str); 2] {
     [("EMULATED_HIP_REFUSED_SOURCES", ".cu"), ("TIDEMILL_KERNEL_CACHE", cache.to_str().unwrap())]
 }
@@ -153,7 +153,7 @@ fn a_matrix_library_that_cannot_be_used_is_named() {
     assert_check(&page(1, &[]), "rocm", "matrix library", "fails", &[absent, lacks]);
 
     std::os::unix::fs::symlink(&lacking, place("librocblas.so.5")).unwrap();
-    // To check kernels and training each time would take most of this test's.
+    // Checks of kernels and of training would take most of the time.
     let cache = tempfile::tempdir().unwrap();
     let without_kernels = without_kernels(cache.path());
     let works = ["rocBLAS 5.0.0.emulated", lacks];

@@ -29,23 +29,21 @@ use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
 use tidemill::model::{LanguageModel, MambaConfig};
 use tidemill::parallel::Sharding;
 
-/// In the warps for which the kernels' own tests have compiled the sources already.
-fn emulator<P: Precision>() -> Emulator {
-    let warp = if size_of::<P::Activation>() == size_of::<f32>() { 32 } else { 64 };
+fn emulator(warp: u32) -> Emulator {
     Emulator::new(EmulatorSettings { warp, seed: 1 }).unwrap()
 }
 
 macro_rules! tests {
     ($($test:ident: $body:path;)*) => {
-        tests!(fp32, Fp32, $($test: $body;)*);
-        tests!(bf16, Bf16, $($test: $body;)*);
+        tests!(fp32, Fp32, 64, $($test: $body;)*);
+        tests!(bf16, Bf16, 32, $($test: $body;)*);
     };
-    ($module:ident, $precision:ty, $($test:ident: $body:path;)*) => {
+    ($module:ident, $precision:ty, $warp:literal, $($test:ident: $body:path;)*) => {
         mod $module {
             use super::*;
 
             static ARM: LazyLock<Arm<Gpu<Emulator, $precision>>> =
-                LazyLock::new(|| Arm::new(stringify!($module), Gpu::new(emulator::<$precision>())));
+                LazyLock::new(|| Arm::new(stringify!($module), Gpu::new(emulator($warp))));
 
             $(
                 #[test]
@@ -65,7 +63,7 @@ fn devices<P: Precision>(
     seed: u64,
 ) -> Subject<Gpu<Emulator, P>, LanguageModel<Gpu<Emulator, P>>> {
     let schedule = Schedule::new(seed);
-    let device = || Arc::new(Gpu::<Emulator, P>::new(emulator::<P>().with_schedule(&schedule)));
+    let device = || Arc::new(Gpu::<Emulator, P>::new(emulator(32).with_schedule(&schedule)));
     Subject { others: (1..count).map(|_| device()).collect(), ..mamba(device()) }
 }
 
@@ -77,7 +75,7 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
         let outcome = run.run_on(&devices::<P>(run.workers, seed));
         outcome.unwrap_or_else(|error| panic!("{run:?}, {seed}: {}", error.with_causes()))
     };
-    let expected = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator::<P>())));
+    let expected = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&expected).unwrap();
     use Sharding::{Gradients, Optimizer, Parameters};
     let cases = [(1, 300), (2, 1), (2, 1 << 20), (3, 300), (5, 1), (8, 300)];
@@ -102,7 +100,7 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
 /// Workers of several processes, whose devices a library connects: the sums are still those of our kernels.
 fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
     let run = Run { samples: 11, lanes: 8, steps: 4, checkpoint_every: 2, ..Run::default() };
-    let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator::<P>())));
+    let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&subject).unwrap();
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     use Sharding::{Gradients, Optimizer, Parameters};
@@ -134,7 +132,7 @@ fn any_number_of_processes_gives_the_same_bits_in_bf16() {
 fn a_device_that_never_returns_is_named(workers: usize, processes: usize) {
     const DEADLINE: Duration = Duration::from_millis(500);
     const SOON: Duration = Duration::from_secs(20);
-    let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator::<Fp32>()));
+    let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32)));
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     // It is of the second lane: where these leave one by one, others have one behind it.
     let (sample, poison) = (3, Some((11 * 2 + 3, STUCK_TOKEN)));
@@ -191,7 +189,7 @@ fn any_number_of_devices_gives_the_same_bits_in_bf16() {
 
 /// One step on a device with so much memory.
 fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {
-    let backend = Gpu::<Emulator, Fp32>::new(emulator::<Fp32>().with_memory_bytes(bytes));
+    let backend = Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes));
     Run { workers, samples: 4, lanes: 4, steps: 1, ..Run::default() }
         .run_on(&mamba(Arc::new(backend)))
 }
@@ -204,8 +202,7 @@ fn least_memory(sharding: Sharding, processes: usize) -> usize {
     let (mut fits, mut does_not) = (1 << 20, 0);
     while fits - does_not > fits / 50 {
         let bytes = (fits + does_not) / 2;
-        let device =
-            || Arc::new(Gpu::<Emulator, Fp32>::new(emulator::<Fp32>().with_memory_bytes(bytes)));
+        let device = || Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes)));
         let others = (1..4).map(|_| device()).collect();
         let (backend, model) = (device(), Arc::clone(&model));
         let vocab_size = model.vocab_size();
@@ -248,7 +245,7 @@ fn crossed(run: &Run, blocks: usize) -> (Crossed, [u64; 2]) {
         MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, blocks) };
     let model = Arc::new(LanguageModel::new(&config).unwrap());
     let in_steps = |steps| {
-        let emulators: Vec<_> = (0..run.workers).map(|_| emulator::<Bf16>()).collect();
+        let emulators: Vec<_> = (0..run.workers).map(|_| emulator(32)).collect();
         let traffic: Vec<_> = emulators.iter().map(Emulator::host_traffic).collect();
         let device = |emulator| Arc::new(Gpu::<Emulator, Bf16>::new(emulator));
         let mut devices = emulators.into_iter().map(device);
@@ -335,7 +332,7 @@ fn a_kernel_that_does_not_compile_ends_the_run() {
             from: "#include \"",
             to: "static_assert(false, \"broken on purpose\");\n#include \"",
         };
-        let backend = Gpu::<Emulator, Fp32>::new(emulator::<Fp32>().with_change(change));
+        let backend = Gpu::<Emulator, Fp32>::new(emulator(32).with_change(change));
         let run = Run { samples: 4, lanes: 1, steps: 1, ..Run::default() };
         let (error, checkpoints) = run.run_to_failure_on(&mamba(Arc::new(backend)));
         let text = error.with_causes();
@@ -352,7 +349,7 @@ fn a_kernel_that_does_not_compile_ends_the_run() {
 fn a_second_run_finds_the_memory_of_the_first_free() {
     let samples = Run { samples: 4, lanes: 4, steps: 3, checkpoint_every: 1, ..Run::default() };
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
-    let subject = mamba(Arc::new(Gpu::<Emulator, Fp32>::new(emulator::<Fp32>())));
+    let subject = mamba(Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32))));
     samples.run_on(&subject).unwrap();
     for (workers, processes) in [(1, 1), (3, 1), (2, 2)] {
         for sharding in Sharding::ALL {

@@ -182,7 +182,7 @@ impl Emulator {
         Err(KernelError::shape(kernel.name, what, expected, found))
     }
 
-    /// The same, with a source broken on purpose; in several places, if this is called as many times.
+    /// The same, with a source broken on purpose. Each call breaks one more place.
     #[must_use]
     pub fn with_change(mut self, change: SourceChange) -> Self {
         self.changes.push(change);

@@ -45,7 +45,7 @@ pub struct Head {
 
 /// Memory that a [`Head`] needs while it runs.
 pub struct HeadScratch<B: Backend> {
-    /// f
+    /// `normed[b t, d]`
     normed: Normed<B>,
     norm: NormScratch<B>,
     /// `grad_normed[b t, d]`

@@ -8,9 +8,10 @@
 //!   ones that a device holds.
 //! - [`language_model`] holds what families share: an embedding, a list of [`block`](mod@block)s, a
 //!   [`head`], losses grain by grain. A kind of block is a folder, [`mamba`](mod@mamba), [`mamba2`]
-//!   or [`transformer`], or one of a crate that uses this one. A [`family`] is a file that lists
-//!   blocks: [`mamba`](mod@mamba), [`mamba2`], [`mpt`], [`gpt_neo`], [`llama`], [`hybrid`]; a
-//!   [`model_config`] is one of any family, and a [`blueprint`] its model before it is placed on a backend.
+//!   or [`transformer`], or one of a crate that uses this one. A family is a config that
+//!   lists blocks ([`family`]): [`mamba`](mod@mamba), [`mamba2`], [`mpt`], [`gpt_neo`], [`llama`],
+//!   [`hybrid`]. A [`model_config`] is the config of any of them, a [`blueprint`] its model before it
+//!   is placed on a backend.
 //! - [`settings`] and [`preset`] define the `[model]` table of a run; [`optimizer`] and
 //!   [`schedule`] define the tables of the same names.
 //! - [`hugging_face`] reads and writes models in the format of transformers; [`generation`] and

@@ -280,14 +280,14 @@ fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(", "),
-        Value::Number(number) if number.is_f64() => in_seven_digits(number),
+        Value::Number(number) if number.is_f64() => in_twelve_digits(number),
         value => value.to_string(),
     }
 }
 
 /// A float for a reader: sums such as 233.62887500000002 have digits that say nothing.
-fn in_seven_digits(number: &Number) -> String {
-    let rounded = number.as_f64().and_then(|value| format!("{value:.6e}").parse().ok());
+fn in_twelve_digits(number: &Number) -> String {
+    let rounded = number.as_f64().and_then(|value| format!("{value:.11e}").parse().ok());
     rounded.and_then(Number::from_f64).unwrap_or_else(|| number.clone()).to_string()
 }
 
@@ -296,11 +296,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_printed_in_seven_digits_at_most() {
+    fn floats_are_printed_in_twelve_significant_digits_at_most() {
         let value = json!([233.62887500000002, 0.0003, 0.1, 1.0, -123456789.25, 1e-9, 7, u64::MAX]);
         assert_eq!(
             plain(&value),
-            "233.6289, 0.0003, 0.1, 1.0, -123456800.0, 1e-9, 7, 18446744073709551615"
+            "233.628875, 0.0003, 0.1, 1.0, -123456789.25, 1e-9, 7, 18446744073709551615"
         );
     }
 }

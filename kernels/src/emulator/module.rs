@@ -66,14 +66,6 @@ pub(super) fn compile(
 ) -> Result<Arc<Library>> {
     type Place = Arc<Mutex<Option<Arc<Library>>>>;
     static LIBRARIES: Mutex<BTreeMap<(&str, String), Place>> = Mutex::new(BTreeMap::new());
-    let texts = || {
-        HEADERS.iter().map(|header| (header.name, header.text)).chain([(source.name, source.text)])
-    };
-    for &SourceChange { source: name, from, .. } in changes {
-        if !texts().any(|(found, text)| found == name && text.contains(from)) {
-            return Err(failure("changing a source", format!("{name} has no {from:?}")));
-        }
-    }
     let arguments = arguments(source, options, device);
     let key = (source.name, format!("{} {changes:?}", arguments.join(" ")));
     // Other threads may compile meanwhile, except the same source.
@@ -148,10 +140,16 @@ fn shared_arguments(device: Emulated) -> Vec<String> {
     arguments
 }
 
-/// `text` of the file `name`, with what `changes` change of it.
-fn changed(name: &str, text: &str, changes: &[SourceChange]) -> String {
-    let of_file = changes.iter().filter(|change| change.source == name);
-    of_file.fold(text.to_owned(), |text, change| text.replacen(change.from, change.to, 1))
+/// `text` of the file `name`, with what `changes` change of it, one after the other.
+fn changed(name: &str, text: &str, changes: &[SourceChange]) -> Result<String> {
+    let mut text = text.to_owned();
+    for &SourceChange { from, to, .. } in changes.iter().filter(|change| change.source == name) {
+        if !text.contains(from) {
+            return Err(failure("changing a source", format!("{name} has no {from:?}")));
+        }
+        text = text.replacen(from, to, 1);
+    }
+    Ok(text)
 }
 
 /// Whether `text` includes the header `name`, or one that does.
@@ -172,9 +170,9 @@ fn build(
     write(&folder, OBJECT, &*launcher(device)?)?;
     write(&folder, "emulator.h", EMULATOR_HEADER)?;
     for header in HEADERS {
-        write(&folder, header.name, changed(header.name, header.text, changes))?;
+        write(&folder, header.name, changed(header.name, header.text, changes)?)?;
     }
-    write(&folder, source.name, changed(source.name, source.text, changes))?;
+    write(&folder, source.name, changed(source.name, source.text, changes)?)?;
     let files = [source.name, "-x", "none", OBJECT].map(str::to_owned);
     run_compiler(&folder, source, arguments.iter().cloned().chain(files))
 }

@@ -105,11 +105,11 @@ pub fn generate_batch<B: Backend>(
     }
     let (together, mut waiting) =
         prompts.split_at(prompts.len().min(sequences.capacity().sequences));
-    let slots = (0..together.len()).map(|place| writing.slot(place, model));
+    let slots = (0..together.len()).map(|index| writing.slot(index, model));
     let mut slots = slots.collect::<Result<Vec<_>>>()?;
-    slots.sort_by_key(|slot| std::cmp::Reverse(prompts[slot.place].tokens.len()));
+    slots.sort_by_key(|slot| std::cmp::Reverse(prompts[slot.prompt].tokens.len()));
     sequences.begin(device, slots.len())?;
-    let tokens: Vec<_> = slots.iter().map(|slot| prompts[slot.place].tokens).collect();
+    let tokens: Vec<_> = slots.iter().map(|slot| prompts[slot.prompt].tokens).collect();
     sequences.advance(device, &tokens)?;
     let mut entering = None;
     loop {
@@ -138,7 +138,7 @@ pub fn generate_batch<B: Backend>(
                 None => entering.insert(sequences.one_more(device)?),
             };
             entering.begin(device, 1)?;
-            entering.advance(device, &[prompts[slot.place].tokens])?;
+            entering.advance(device, &[prompts[slot.prompt].tokens])?;
             sequences.adopt(device, place, entering)?;
         }
     }
@@ -153,9 +153,9 @@ struct Writing<'a, F> {
 }
 
 impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
-    /// A slot for the prompt at `place`.
-    fn slot<B: Backend>(&self, place: usize, model: &LanguageModel<B>) -> Result<Slot> {
-        Slot::new(place, &self.prompts[place], self.settings, model)
+    /// A slot for the prompt of this index.
+    fn slot<B: Backend>(&self, index: usize, model: &LanguageModel<B>) -> Result<Slot> {
+        Slot::new(index, &self.prompts[index], self.settings, model)
     }
 
     /// Appends the next token of each slot that has not ended to its answer. Returns whether the
@@ -194,12 +194,12 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
             choose(slots, logits, vocab_size)?;
         }
         for slot in slots.iter_mut().filter(|slot| !slot.done) {
-            let answer = &mut self.answers[slot.place];
+            let answer = &mut self.answers[slot.prompt];
             answer.push(slot.token);
-            (self.on_written)(slot.place, Written::Token(slot.token));
+            (self.on_written)(slot.prompt, Written::Token(slot.token));
             slot.done = answer.len() == slot.most || self.settings.stop_token == Some(slot.token);
             if slot.done {
-                (self.on_written)(slot.place, Written::Answer(answer));
+                (self.on_written)(slot.prompt, Written::Answer(answer));
             }
         }
         Ok(has_stepped)
@@ -207,15 +207,15 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
 
     /// Whether some answer has room for more than the next token.
     fn goes_on(&self, slots: &[Slot]) -> bool {
-        let goes_on = |slot: &Slot| !slot.done && self.answers[slot.place].len() + 1 < slot.most;
+        let goes_on = |slot: &Slot| !slot.done && self.answers[slot.prompt].len() + 1 < slot.most;
         slots.iter().any(goes_on)
     }
 }
 
 /// A place of the batch, and the sequence that is being written in it.
 struct Slot {
-    /// The place of its prompt in the prompts.
-    place: usize,
+    /// The index of its prompt.
+    prompt: usize,
     sampler: Sampler,
     /// The most new tokens.
     most: usize,
@@ -229,7 +229,7 @@ struct Slot {
 
 impl Slot {
     fn new<B: Backend>(
-        place: usize,
+        index: usize,
         prompt: &Prompt<'_>,
         settings: &GenerationSettings,
         model: &LanguageModel<B>,
@@ -239,7 +239,7 @@ impl Slot {
             Sampler::new(settings.sampling.clone(), prompt.index, model.vocab_size())?;
         sampler.saw(prompt.tokens);
         let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
-        Ok(Self { place, sampler, most, uniform: 0.0, token: 0, done: false })
+        Ok(Self { prompt: index, sampler, most, uniform: 0.0, token: 0, done: false })
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<()> {

@@ -46,7 +46,7 @@ pub struct MambaBlock {
 
 /// The values that the forward pass of a [`MambaBlock`] keeps for its backward pass.
 pub struct MambaSaved<B: Backend> {
-    /// u
+    /// `u[b t, d]`
     pub(crate) normed: Normed<B>,
     /// `xz[b t, 2 e]`: in_proj's product.
     pub(crate) xz: B::Buffer<B::Activation>,

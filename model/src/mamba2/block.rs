@@ -43,7 +43,7 @@ pub struct Mamba2Block {
 
 /// The values that the forward pass of a [`Mamba2Block`] keeps for its backward pass.
 pub struct Mamba2Saved<B: Backend> {
-    /// u
+    /// `u[b t, d]`
     pub(crate) normed: Normed<B>,
     /// `projected[b t, e + c + h]`: in_proj's product.
     pub(crate) projected: B::Buffer<B::Activation>,

@@ -111,7 +111,7 @@ pub struct TransformerBlock {
 
 /// The values that the forward pass of a [`TransformerBlock`] keeps for its backward pass.
 pub struct TransformerSaved<B: Backend> {
-    /// Of `norm_1`.
+    /// `normed[b t, d]` of `norm_1`.
     pub(crate) normed_1: Normed<B>,
     /// `qkv[b t, (h + 2 g) p]` as projected, biases included; in a model without norms of queries
     /// and keys, after rotary positions.
@@ -122,7 +122,7 @@ pub struct TransformerSaved<B: Backend> {
     pub(crate) log_sum_exp: B::Buffer<f32>,
     /// `middle[b t, d]`
     pub(crate) middle: B::Buffer<f32>,
-    /// Of `norm_2`.
+    /// `normed[b t, d]` of `norm_2`.
     pub(crate) normed_2: Normed<B>,
     /// `up[b t, f]` without its bias, or `[gate | up][b t, 2 f]`.
     pub(crate) up: B::Buffer<B::Activation>,

@@ -187,7 +187,7 @@ impl<D: Driver, P: Precision> SelectiveScanBackward for Gpu<D, P> {
             grains: count(kernel, "grains", grains)?,
         };
         let launch = plan.launch_items(grains * channels * (states + 2))?;
-        // SAFETY: the caller checked gradients against the shape, and each sample has its partial sums.
+        // SAFETY: gradients were checked against the shape, and each sample has its partial sums.
         unsafe { self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums) }
     }
 }

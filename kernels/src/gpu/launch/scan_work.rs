@@ -52,7 +52,7 @@ impl Room {
     /// where a block may have all the shared memory that its unit has.
     pub(super) fn new(device: &DeviceProperties, shared_bytes: usize, by_registers: usize) -> Self {
         let resident_blocks = match device.warp {
-            // The registers of NVIDIA's multiprocessors are enough for as many blocks of 128 threads with 168 of them.
+            // An NVIDIA multiprocessor has registers for three blocks of 128 threads with 168 registers each.
             32 => 3,
             _ => (device.shared_bytes_per_block / shared_bytes).clamp(1, by_registers),
         };
