@@ -226,11 +226,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         slope = inputs.slopes ? inputs.slopes[item.head] * LOG2_E : 0.0f;
     };
     const auto wait_for_keys = [&](u32 tile) {
-        const PipelineState<M::STAGES> at(tile);
+        const PipelineState<M::KEY_STAGES> at(tile);
         wait_for(state.keys_full[at.stage], at.parity);
     };
     const auto begin_scores = [&](u32 tile) {
-        const auto keys = all_keys.after(tile % M::STAGES * M::TILE_BYTES);
+        const auto keys = all_keys.after(tile % M::KEY_STAGES * M::TILE_BYTES);
         hold(scores);
         begin_products();
 #pragma unroll
@@ -240,7 +240,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     // Whether all rows attend to the whole tile whose probabilities are waiting.
     bool is_whole = false;
     const auto begin_results = [&](u32 tile) {
-        const PipelineState<M::STAGES> at(tile);
+        const PipelineState<M::VALUE_STAGES> at(tile);
         wait_for((is_whole ? state.values_full : state.values_clean)[at.stage], at.parity);
         rows.cleared |= !is_whole && state.cleared[at.stage] == tile + 1;
         const auto values = all_values.after(at.stage * M::TILE_BYTES);
@@ -252,11 +252,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     };
     const auto end_scores = [&](u32 tile) {
         hold(scores);
-        if (one) arrive(state.keys_empty[tile % M::STAGES]);
+        if (one) arrive(state.keys_empty[tile % M::KEY_STAGES]);
     };
     const auto end_results = [&](u32 tile) {
         hold(out);
-        if (one) arrive(state.values_empty[tile % M::STAGES]);
+        if (one) arrive(state.values_empty[tile % M::VALUE_STAGES]);
     };
     // Turns the scores of the keys from `first` on into probabilities.
     const auto weigh = [&] {
@@ -335,10 +335,13 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             ended = rows;
             begin_rows();
         }
+        // Asked before the softmax, so that the answer is there after it.
+        const PipelineState<M::KEY_STAGES> next(count + 2);
+        const bool keys_are_there = has_opened(state.keys_full[next.stage], next.parity);
         weigh();
         hold(scores);
         goes_on = has_another();
-        if (goes_on) wait_for_keys(count + 2);
+        if (goes_on && !of_warp(keys_are_there)) wait_for_keys(count + 2);
         wait_for_products<0>();
         end_results(count);
         round_probabilities();
@@ -360,9 +363,11 @@ DEVICE void forward(const Arguments& arguments) {
         constexpr u32 READERS = COMPUTING * GROUP_WARPS;
         make_gate(state.queries_full, 1);
         make_gate(state.queries_empty, READERS + CHECKING_WARPS);
-        for (u32 stage = 0; stage < M::STAGES; stage++) {
+        for (u32 stage = 0; stage < M::KEY_STAGES; stage++) {
             make_gate(state.keys_full[stage], 1);
             make_gate(state.keys_empty[stage], READERS);
+        }
+        for (u32 stage = 0; stage < M::VALUE_STAGES; stage++) {
             make_gate(state.values_full[stage], 1);
             make_gate(state.values_clean[stage], CHECKING_WARPS);
             make_gate(state.values_empty[stage], READERS + CHECKING_WARPS);

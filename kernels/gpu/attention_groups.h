@@ -39,20 +39,22 @@ struct alignas(16) Item {
 
 template <u32 P>
 struct Memory {
-    static constexpr u32 PANELS = P / PANEL_COLUMNS, STAGES = P == 64 ? 4 : 2;
+    static constexpr u32 PANELS = P / PANEL_COLUMNS;
+    // A tile of values is free later than one of keys, by a tile's softmax: another buffer leaves its copy as much time.
+    static constexpr u32 KEY_STAGES = P == 64 ? 4 : 2, VALUE_STAGES = P == 64 ? 4 : 3;
     static constexpr u32 ROW_BYTES = PANEL_COLUMNS * sizeof(activation);
     static constexpr u32 QUERY_BYTES = ROWS * P * sizeof(activation);
     static constexpr u32 TILE_BYTES = KEYS * P * sizeof(activation);
 
     struct State {
         Gate queries_full, queries_empty;  // also guard the item's description
-        Gate keys_full[STAGES], keys_empty[STAGES];
+        Gate keys_full[KEY_STAGES], keys_empty[KEY_STAGES];
         // Values are clean once numbers that are not finite have been cleared, in tiles that some row does not fully attend to.
-        Gate values_full[STAGES], values_clean[STAGES], values_empty[STAGES];
-        u32 cleared[STAGES];  // the tile, counted from 1, in which a number was not finite
+        Gate values_full[VALUE_STAGES], values_clean[VALUE_STAGES], values_empty[VALUE_STAGES];
+        u32 cleared[VALUE_STAGES];  // the tile, counted from 1, in which a number was not finite
         Item item;
     };
-    static constexpr u32 RESULTS_AT = QUERY_BYTES + 2 * STAGES * TILE_BYTES;
+    static constexpr u32 RESULTS_AT = QUERY_BYTES + (KEY_STAGES + VALUE_STAGES) * TILE_BYTES;
     static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES + sizeof(State);
 
     activation* start;
@@ -66,7 +68,7 @@ struct Memory {
     __device__ __forceinline__ activation* keys(u32 stage) const {
         return start + (QUERY_BYTES + stage * TILE_BYTES) / sizeof(activation);
     }
-    __device__ __forceinline__ activation* values(u32 stage) const { return keys(STAGES + stage); }
+    __device__ __forceinline__ activation* values(u32 stage) const { return keys(KEY_STAGES + stage); }
     // Panels of TILE rows, where a computing warp (0 to 7) places its results on their way to global memory.
     __device__ __forceinline__ activation* results(u32 warp) const {
         return start + RESULTS_AT / sizeof(activation) + warp * TILE * P;

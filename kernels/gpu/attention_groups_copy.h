@@ -22,7 +22,7 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
         if (item.end == 0) return;
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
-            const PipelineState<M::STAGES> at(count);
+            const PipelineState<M::VALUE_STAGES> at(count);
             wait_for(state.values_full[at.stage], at.parity);
             if (!item.is_unmasked(first)) {
                 u32* const pairs = reinterpret_cast<u32*>(memory.values(at.stage));
@@ -97,17 +97,17 @@ DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
         // A tile's values are copied after the next tile's keys, in the order of their use.
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
-            if (!has_next && first >= item.begin + M::STAGES * KEYS && first + AHEAD * KEYS >= item.end) {
+            if (!has_next && first >= item.begin + M::KEY_STAGES * KEYS && first + AHEAD * KEYS >= item.end) {
                 next = begin_item();
                 has_next = true;
             }
             if (one && first < item.end) {
-                const PipelineState<M::STAGES> at(count);
+                const PipelineState<M::KEY_STAGES> at(count);
                 copy(memory.keys(at.stage), arguments.k_map, state.keys_full[at.stage],
                      state.keys_empty[at.stage], at.parity, first);
             }
             if (one && first > item.begin) {
-                const PipelineState<M::STAGES> at(count - 1);
+                const PipelineState<M::VALUE_STAGES> at(count - 1);
                 copy(memory.values(at.stage), arguments.v_map, state.values_full[at.stage],
                      state.values_empty[at.stage], at.parity, first - KEYS);
             }
@@ -154,7 +154,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
             if (first < item.end) {
-                const PipelineState<M::STAGES> at(count);
+                const PipelineState<M::KEY_STAGES> at(count);
                 wait_for(state.keys_empty[at.stage], at.parity ^ 1);
                 copy_rows<P, KEYS>(memory.keys(at.stage), inputs.k + item.sample * inputs.k_sample + shared_column,
                                    inputs.k_stride, first, inputs.keys, inputs, false);
@@ -162,7 +162,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                 if (threadIdx.x == 0) arrive(state.keys_full[at.stage]);
             }
             if (first > item.begin) {
-                const PipelineState<M::STAGES> at(count - 1);
+                const PipelineState<M::VALUE_STAGES> at(count - 1);
                 wait_for(state.values_empty[at.stage], at.parity ^ 1);
                 const bool found =
                     copy_rows<P, KEYS>(memory.values(at.stage), inputs.v + item.sample * inputs.v_sample + shared_column,

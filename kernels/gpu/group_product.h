@@ -70,6 +70,20 @@ DEVICE void wait_for(const Gate& gate, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// Whether that opening has happened, without waiting.
+DEVICE bool has_opened(const Gate& gate, u32 parity) {
+    u32 passed;
+    asm volatile(
+        "{\n"
+        ".reg .pred passed;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 passed, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, passed;\n"
+        "}"
+        : "=r"(passed)
+        : "r"(shared_place(&gate)), "r"(parity)
+        : "memory");
+    return passed != 0;
+}
 
 // Barrier `barrier` (1 to 15) of `threads` threads of the block, some of which may arrive without waiting.
 DEVICE void meet(u32 barrier, u32 threads) {
@@ -101,6 +115,7 @@ using emulator::meet;
 using emulator::pass_by;
 DEVICE void gates_are_made() {}
 DEVICE void wait_for(const Gate& gate, u32 parity) { emulator::wait_for_gate(gate, parity); }
+DEVICE bool has_opened(const Gate& gate, u32 parity) { return gate.passages % 2 != parity; }
 DEVICE void show_to_products() {}
 template <u32 REGISTERS>
 DEVICE void give_registers_back() {}

@@ -44,14 +44,14 @@ struct Groups {
 /// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks
 /// and the item's description.
 fn kernel(head_width: HeadWidth) -> (KernelName, usize) {
-    let (name, stages) = match head_width {
-        HeadWidth::Of64 => ("attention_forward_groups_64", 4),
-        _ => ("attention_forward_groups_128", 2),
+    let (name, key_stages, value_stages) = match head_width {
+        HeadWidth::Of64 => ("attention_forward_groups_64", 4, 4),
+        _ => ("attention_forward_groups_128", 2, 3),
     };
-    let row_bytes = head_width.columns() * size_of::<half::bf16>();
-    let gates = (2 + 5 * stages) * size_of::<u64>();
-    let state = (gates + stages * size_of::<u32>()).next_multiple_of(16) + 32;
-    (name, 2 * (ROWS as usize + stages * KEYS as usize) * row_bytes + state)
+    let rows = 2 * ROWS as usize + (key_stages + value_stages) * KEYS as usize;
+    let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
+    let state = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
+    (name, rows * head_width.columns() * size_of::<half::bf16>() + state)
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
