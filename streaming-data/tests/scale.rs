@@ -229,11 +229,11 @@ fn most_while_reading_rows(folder: &Path, memory_bytes: usize) -> usize {
     })
 }
 
-/// A window is 1 MB of tokens, the data sets are 7.7 MB and 31 MB: more than any bound here.
+/// A window is 1 MB of tokens, the data sets are 7.7 MB and 15 MB: more than any bound here.
 #[test]
 fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
     let _alone = alone();
-    let (small, large) = (written(3), written(12));
+    let (small, large) = (written(3), written(6));
     for memory_bytes in [1 << 20, 6 << 20] {
         let of_small = most_while_reading(small.path(), memory_bytes);
         let of_large = most_while_reading(large.path(), memory_bytes);
@@ -244,15 +244,15 @@ fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
             // It is used, or the bound would not be what bounds.
             assert!(most > memory_bytes / 2, "only {most} bytes of {memory_bytes}");
         }
-        assert!(of_large < of_small + in_hand, "{of_small} bytes of 7.7 MB, {of_large} of 31 MB");
+        assert!(of_large < of_small + in_hand, "{of_small} bytes of 7.7 MB, {of_large} of 15 MB");
     }
 }
 
-/// The same as rows, which take four bytes a token: a window is 2 MB, the data sets are 15 MB and 62 MB.
+/// The same as rows, which take four bytes a token: a window is 2 MB, the data sets are 15 MB and 31 MB.
 #[test]
 fn memory_while_reading_rows_is_that_of_the_bound_and_not_of_the_table() {
     let _alone = alone();
-    let (small, large) = (written(3), written(12));
+    let (small, large) = (written(3), written(6));
     let memory_bytes = 6 << 20;
     let of_small = most_while_reading_rows(small.path(), memory_bytes);
     let of_large = most_while_reading_rows(large.path(), memory_bytes);
@@ -262,7 +262,7 @@ fn memory_while_reading_rows_is_that_of_the_bound_and_not_of_the_table() {
         assert!(most < memory_bytes + in_hand, "up to {most} bytes of {memory_bytes}");
         assert!(most > memory_bytes / 2, "only {most} bytes of {memory_bytes}");
     }
-    assert!(of_large < of_small + (4 << 20), "{of_small} bytes of 15 MB, {of_large} of 62 MB");
+    assert!(of_large < of_small + (4 << 20), "{of_small} bytes of 15 MB, {of_large} of 31 MB");
 }
 
 /// Repeated values take almost no bytes in a file, but their whole size in memory: 98 MB of numbers, 68 MB of
