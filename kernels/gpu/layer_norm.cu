@@ -9,10 +9,11 @@
 // Floor, bytes an element of the residual stream with bf16 activations: forward 6 (x read, y written), backward 14 (dy, x
 // and dx read, dx written) and 2 for the rounded copy of dx; of activations 4 and 6.
 //
-// The forward norm keeps a row in registers between its three passes, as far as it fits. The backward norm is norm.h's.
+// The forward norm keeps a row in registers between its three passes, as far as it fits. The backward norm is norm.h's,
+// and both have forms for many rows in norm_ahead.h.
 #include "dialect.h"
 #include "pack.h"
-#include "norm.h"
+#include "norm_ahead.h"
 
 DEVICE Columns normed(Columns pack, float mean, float reciprocal) {
 #pragma unroll
@@ -169,6 +170,8 @@ DEVICE void forward_few(const NormForward& arguments) {
 #endif
 
 #if !OF_ACTIVATIONS
+KERNEL(layer_norm_forward_residual_ahead_narrow, THREADS, 4, NormForward) { norm_forward_ahead<Norm::LAYER, 1>(arguments); }
+KERNEL(layer_norm_forward_residual_ahead, THREADS, 3, NormForward) { norm_forward_ahead<Norm::LAYER, 2>(arguments); }
 KERNEL(layer_norm_backward_residual_ahead_narrow, THREADS, 4, NormBackward) {
     norm_backward_ahead<Norm::LAYER, 1>(arguments);
 }

@@ -10,10 +10,11 @@
 // read, dx written) and 2 for the rounded copy of dx: 0.023 and 0.062 ms for 8,192 rows of 2,048 at 4.3 TB/s;
 // of activations 4 and 6.
 //
-// A row is read twice, the second time from the nearest cache. The backward norm is norm.h's.
+// A row is read twice, the second time from the nearest cache. The backward norm is norm.h's, and both have forms for many
+// rows in norm_ahead.h.
 #include "dialect.h"
 #include "pack.h"
-#include "norm.h"
+#include "norm_ahead.h"
 
 template <u32 TEAM, Access ACCESS, class Input>
 DEVICE void forward(const NormForward& arguments) {
@@ -79,6 +80,7 @@ KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
     }
 }
 
+KERNEL(rms_norm_forward_ahead_narrow, THREADS, 5, NormForward) { norm_forward_ahead<Norm::RMS, 1>(arguments); }
 KERNEL(rms_norm_backward_ahead_narrow, THREADS, 4, NormBackward) { norm_backward_ahead<Norm::RMS, 1>(arguments); }
 KERNEL(rms_norm_backward_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::RMS, 2>(arguments); }
 #endif

@@ -99,6 +99,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "head_scan.h", text: include_str!("../../gpu/head_scan.h") },
     Header { name: "head_scan_chunk.h", text: include_str!("../../gpu/head_scan_chunk.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
+    Header { name: "norm_ahead.h", text: include_str!("../../gpu/norm_ahead.h") },
     Header { name: "ordered_groups.h", text: include_str!("../../gpu/ordered_groups.h") },
     Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
     Header { name: "ordered_staged.h", text: include_str!("../../gpu/ordered_staged.h") },

@@ -131,6 +131,11 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     norm_case::rows_are_independent(arm, KINDS)
 }
 
+/// [`norm_case::many_rows_are_independent`] of layer norms.
+pub fn many_rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    norm_case::many_rows_are_independent(arm, KINDS)
+}
+
 /// Shapes that do not fit a norm of 5 rows of 4 in grains of 2, and gradients of another kind than their input.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));

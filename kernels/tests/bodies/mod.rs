@@ -73,17 +73,22 @@ macro_rules! every_body {
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;
                 rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
+                rms_norm_many_rows_are_independent:
+                    bodies::rms_norm::many_rows_are_independent;
                 rms_norm_of_activations_agrees: bodies::rms_norm::of_activations_agrees;
                 rms_norm_rows_of_activations_are_independent:
                     bodies::rms_norm::rows_of_activations_are_independent;
                 layer_norm_agrees: bodies::layer_norm::agrees;
                 layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
+                layer_norm_many_rows_are_independent:
+                    bodies::layer_norm::many_rows_are_independent;
                 gelu_agrees: bodies::row_maps::gelu_agrees;
                 gelu_saturates: bodies::row_maps::gelu_saturates;
                 gated_silu_agrees: bodies::gated_silu::agrees;
                 gated_silu_saturates: bodies::gated_silu::saturates;
                 rotary_agrees: bodies::rotary::agrees;
                 biases_agree: bodies::row_maps::biases_agree;
+                biases_of_long_grains_agree: bodies::row_maps::biases_of_long_grains_agree;
                 clamps_agree: bodies::row_maps::clamps_agree;
                 causal_conv1d_agrees: bodies::causal_conv1d::agrees;
                 silu_agrees: bodies::causal_conv1d::silu_agrees;

@@ -242,8 +242,9 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
 ) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    // Rows wider than 512 take a block each; a thread holds one pack or two. Narrow heads are summed by 512 of a grain.
-    let sizes = [(11, 4, 3), (11, 4, 40), (11, 4, 768), (6, 4, 1028), (6, 4, 516), (28, 14, 17)];
+    // Rows wider than 512 take a block each; a thread holds one pack or two, where rows are aligned. Narrow heads are summed by 512 of a
+    // grain.
+    let sizes = [(11, 4, 3), (11, 4, 40), (11, 4, 768), (6, 4, 1032), (6, 4, 520), (28, 14, 17)];
     for ((seed, (rows, of_grain, width)), kind) in (1..).zip(sizes).zip(kinds.into_iter().cycle()) {
         let grains = GrainRows::new(rows, of_grain).unwrap();
         let shape = kind.norm.shape(grains, width);
@@ -286,6 +287,36 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
         for row in 0..rows {
             assert_alone(&format!("{label} row {row}"), row..row + 1);
         }
+    }
+    transcript
+}
+
+/// Rows that fill a device have the bits that each has alone, also where a block's last rows are fewer.
+pub fn many_rows_are_independent<B: Backend<Activation: Number>>(
+    arm: &Arm<B>,
+    kinds: [Kind; 3],
+) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let rows = device.sizes.choose_for_gpu(vec![20_003], vec![131])[0];
+    let cases = kinds.into_iter().flat_map(|kind| [(kind, 520), (kind, 1032)]);
+    for (seed, (kind, width)) in (1..).zip(cases) {
+        let shape_of = |rows| kind.norm.shape(GrainRows::new(rows, rows).unwrap(), width);
+        let shape = shape_of(rows);
+        let label = format!("{kind:?} {shape:?} seed {seed}");
+        let case = Case::new::<B::Activation>(&mut Inputs::new(seed), kind, [rows, width], 1.0);
+        let whole = run(&mut device, &label, kind, &case, shape);
+        for row in (0..10).chain([rows / 2]).chain(rows - 10..rows) {
+            let label = format!("{label} row {row}");
+            let alone = case.rows(width, row..row + 1);
+            let part = run(&mut device, &label, kind, &alone, shape_of(1));
+            let elements = row * width..(row + 1) * width;
+            assert_same_bits(&label, &part.y, &whole.y[elements]);
+            let statistics = whole.statistics_of(row..row + 1, rows, 1);
+            assert_same_bits(&label, &part.statistics, &statistics);
+        }
+        transcript.record(&label, &whole.y);
+        transcript.record(&label, &whole.statistics);
     }
     transcript
 }

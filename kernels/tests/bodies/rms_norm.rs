@@ -98,6 +98,11 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
     norm_case::rows_are_independent(arm, [KIND; 3])
 }
 
+/// [`norm_case::many_rows_are_independent`] of RMSNorm.
+pub fn many_rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    norm_case::many_rows_are_independent(arm, [KIND; 3])
+}
+
 /// [`norm_case::rows_are_independent`] of RMSNorm of activations, and of their heads.
 pub fn rows_of_activations_are_independent<B: Backend<Activation: Number>>(
     arm: &Arm<B>,

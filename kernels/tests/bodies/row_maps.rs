@@ -226,6 +226,32 @@ pub fn biases_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     transcript
 }
 
+/// The gradients of biases over grains of more than 512 runs of rows, the last of which are not whole, and over a short last grain.
+pub fn biases_of_long_grains_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let (rows, rows_per_grain, columns) = (33_900, 16_890, 37);
+    let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+    let label = format!("{columns} biases of {grains:?}");
+    let case = Case::new::<B::Activation>(1, [rows, columns]);
+    let dout =
+        Placed::<B, B::Activation>::new(&mut device, Layout::packed(rows, columns), &case.dout);
+    let of_grains = Layout::packed(grains.grains(), columns);
+    let mut dbias = Placed::<B>::poisoned(&mut device, of_grains);
+    let (backend, stream) = (device.backend, &mut device.stream);
+    backend.bias_backward(stream, dbias.slice_mut(), dout.matrix(), grains).unwrap();
+    let found = dbias.read(&mut device);
+    for (grain, found) in found.chunks(columns).enumerate() {
+        let range = grains.range(grain);
+        let of_column = |i| range.clone().map(|row| f64::from(case.dout[row * columns + i])).sum();
+        let expected: Vec<f64> = (0..columns).map(of_column).collect();
+        let allowed = tolerance::<f32>(range.len());
+        assert_close_beside(&format!("{label} grain {grain}"), found, &expected, allowed, 1.0);
+    }
+    transcript.record(&label, &found);
+    transcript
+}
+
 /// Clamps keep elements within the limit to the bit, and pass no gradient to elements beyond it.
 pub fn clamps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);

@@ -124,6 +124,22 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
     assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
     assert_needs::<Fp32>("draw.cu", barrier, bodies::draw::agrees);
+    let long = bodies::row_maps::biases_of_long_grains_agree;
+    assert_needs::<Fp32>("partial_sums.cu", barrier, long);
+}
+
+/// What is loaded ahead is added, and normed, once each.
+#[test]
+fn what_is_not_loaded_ahead_fails_the_body() {
+    let long = bodies::row_maps::biases_of_long_grains_agree;
+    assert_needs::<Fp32>("partial_sums.cu", "        bring(begin + STAGE);\n", long);
+    let next = "        if (row + TOGETHER < last_row) load_next(row + TOGETHER);\n";
+    assert_needs::<Bf16>("norm_ahead.h", next, bodies::rms_norm::many_rows_are_independent);
+    assert_needs::<Bf16>("norm_ahead.h", next, bodies::layer_norm::many_rows_are_independent);
+    let next = "        if (row + 1 < rows.last_row) load_next(row + 1);\n";
+    assert_needs::<Bf16>("norm_ahead.h", next, bodies::rms_norm::rows_are_independent);
+    let wide = "norm_backward_ahead<Norm::LAYER, 2>(arguments);";
+    assert_needs::<Bf16>("layer_norm.cu", wide, bodies::layer_norm::rows_are_independent);
 }
 
 #[test]

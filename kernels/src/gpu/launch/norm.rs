@@ -32,9 +32,13 @@ const FEW_ROWS: usize = 32;
 const HELD_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
 /// Packs of a row that a thread holds in registers: `KEPT` of norm.h.
 const KEPT: usize = 4;
-/// Columns of rows that a backward norm holds of which it loads the next row ahead, a pack or two of each thread. (Of more packs it is
-/// slower: a multiprocessor has one block then.)
+/// Columns of rows that a norm holds of which it loads the next ones ahead, a pack or two of each thread. (Of more packs the backward
+/// norm is slower: a multiprocessor has one block then.)
 const COLUMNS_AHEAD: [usize; 2] = [THREADS as usize * COLUMNS, 2 * THREADS as usize * COLUMNS];
+/// Rows of a block of a forward norm that loads the next rows ahead: `FORWARD_ROWS` of norm_ahead.h.
+const FORWARD_ROWS: usize = 8;
+/// Blocks of such a norm that a multiprocessor has at once: with fewer rows, blocks of a row each are faster.
+const FORWARD_BLOCKS: usize = 4;
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
 /// The widths of narrow heads: those that the kernels of narrow heads are for. Numerics.
@@ -96,9 +100,9 @@ struct Kernels {
     variants: Variants,
     /// The forward kernel for few rows of a block's width, all of whose loads are wide.
     few: Option<KernelName>,
-    /// The backward kernels for rows of a block's width that load the next row ahead, one for each entry of [`COLUMNS_AHEAD`], the
-    /// most columns of a row. They give the same bits as the kernels for all widths.
-    ahead: Option<[KernelName; 2]>,
+    /// The kernels for rows of a block's width that load the next rows ahead, one for each entry of [`COLUMNS_AHEAD`], the most columns
+    /// of a row, as far as they are faster. They give the same bits as the kernels for all widths.
+    ahead: &'static [KernelName],
     /// The kernels for narrow rows, or heads of them, one for each of [`HEAD_WIDTHS`]; of each the wide one, then the single.
     heads: Option<[[KernelName; 2]; 2]>,
 }
@@ -107,8 +111,8 @@ struct Kernels {
 struct Chosen {
     source: &'static Source,
     name: KernelName,
-    /// Teams of threads that a block has.
-    teams: usize,
+    /// Rows of a block, or runs of them.
+    of_block: usize,
 }
 
 macro_rules! kernels {
@@ -120,7 +124,7 @@ macro_rules! kernels {
                 [concat!($variants, "_short_wide"), concat!($variants, "_short_single")],
             ],
             few: None,
-            ahead: None,
+            ahead: &[],
             heads: None,
         }
     };
@@ -129,7 +133,7 @@ macro_rules! kernels {
     };
     ($source:ident, $variants:literal, ahead) => {
         Kernels {
-            ahead: Some([concat!($variants, "_ahead_narrow"), concat!($variants, "_ahead")]),
+            ahead: &[concat!($variants, "_ahead_narrow"), concat!($variants, "_ahead")],
             ..kernels!($source, $variants)
         }
     };
@@ -148,7 +152,9 @@ impl Kernels {
     fn forward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
         match (kind, x) {
             (NormKind::RootMeanSquare, NormInput::Residual(_)) => {
-                kernels!(RMS_NORM, "rms_norm_forward", few)
+                // Wider rows are faster by blocks of a row each.
+                let ahead = &["rms_norm_forward_ahead_narrow"];
+                Self { ahead, ..kernels!(RMS_NORM, "rms_norm_forward", few) }
             }
             (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
                 kernels!(
@@ -158,7 +164,8 @@ impl Kernels {
                 )
             }
             (NormKind::Layer, NormInput::Residual(_)) => {
-                kernels!(LAYER_NORM, "layer_norm_forward_residual", few)
+                let few = Some("layer_norm_forward_residual_few");
+                Self { few, ..kernels!(LAYER_NORM, "layer_norm_forward_residual", ahead) }
             }
             (NormKind::Layer, NormInput::Activation(_)) => {
                 kernels!(LAYER_NORM_OF_ACTIVATIONS, "layer_norm_forward_activation", few)
@@ -198,26 +205,32 @@ impl Kernels {
         Ok(Some(variants[place]))
     }
 
-    /// The kernel for rows of `width`, and how many teams of threads its blocks have, where a warp has `warp` threads. `special` is one
-    /// for rows of a block's width, all of whose loads are wide.
+    /// The kernel that loads the next rows of `width` columns ahead, if there is one.
+    fn ahead(&self, width: usize) -> Option<KernelName> {
+        let mut of_widths = COLUMNS_AHEAD.iter().zip(self.ahead);
+        of_widths.find(|&(&most, _)| width <= most).map(|(_, &name)| name)
+    }
+
+    /// The kernel for rows of `width`, where a warp has `warp` threads. `special` is one for rows of a block's width, all of whose loads
+    /// are wide, with the rows of a block, or runs of them.
     fn of_rows(
         &self,
         access: Access,
         width: usize,
         warp: u32,
-        special: Option<KernelName>,
+        special: Option<(KernelName, usize)>,
     ) -> Chosen {
         let source = self.source;
         let short = width <= SHORT_WIDTH;
-        if let Some(name) = special
+        if let Some((name, of_block)) = special
             && !short
             && access == Access::Wide
         {
-            return Chosen { source, name, teams: 1 };
+            return Chosen { source, name, of_block };
         }
         let [wide, single] = self.variants[usize::from(short)];
         let team = if short { warp } else { THREADS };
-        Chosen { source, name: access.choose(wide, single), teams: (THREADS / team) as usize }
+        Chosen { source, name: access.choose(wide, single), of_block: (THREADS / team) as usize }
     }
 }
 
@@ -313,17 +326,25 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
         let of_heads = kernels.of_heads(kernel, shape)?;
         let columns = if of_heads.is_some() { HEAD_COLUMNS } else { COLUMNS };
         let access = operands.access::<P::Activation>(width, columns);
-        let Chosen { source, name, teams } = match of_heads {
+        let Chosen { source, name, of_block } = match of_heads {
             Some([wide, single]) => {
-                let (name, teams) = (access.choose(wide, single), (THREADS / HEAD_TEAM) as usize);
-                Chosen { source: &RMS_NORM_HEADS, name, teams }
+                let (name, of_block) = (access.choose(wide, single), THREADS / HEAD_TEAM);
+                Chosen { source: &RMS_NORM_HEADS, name, of_block: of_block as usize }
             }
             None => {
-                let few = kernels.few.filter(|_| rows <= FEW_ROWS && width <= HELD_COLUMNS);
-                kernels.of_rows(access, width, self.driver.properties().warp, few)
+                let device = self.driver.properties();
+                let many_rows = FORWARD_ROWS * FORWARD_BLOCKS * device.multiprocessors as usize;
+                let special = if rows <= FEW_ROWS && width <= HELD_COLUMNS {
+                    kernels.few.zip(Some(1))
+                } else if rows >= many_rows {
+                    kernels.ahead(width).zip(Some(FORWARD_ROWS))
+                } else {
+                    None
+                };
+                kernels.of_rows(access, width, device.warp, special)
             }
         };
-        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early(rows);
+        let launch = blocks(kernel, rows.div_ceil(of_block), THREADS)?.early(rows);
         // SAFETY: rows and vectors were checked against the shape; the kernels are those of such an x.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }
@@ -395,18 +416,17 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
             unused: 0,
         };
         let access = operands.access::<P::Activation>(width, columns);
-        let Chosen { source, name, teams } = match of_heads {
+        let Chosen { source, name, of_block } = match of_heads {
             // A block has a run.
             Some([wide, single]) => {
-                Chosen { source: &RMS_NORM_HEADS, name: access.choose(wide, single), teams: 1 }
+                Chosen { source: &RMS_NORM_HEADS, name: access.choose(wide, single), of_block: 1 }
             }
             None => {
-                let place = COLUMNS_AHEAD.iter().position(|&most| width <= most);
-                let ahead = kernels.ahead.zip(place).map(|(ahead, place)| ahead[place]);
+                let ahead = kernels.ahead(width).zip(Some(1));
                 kernels.of_rows(access, width, self.driver.properties().warp, ahead)
             }
         };
-        let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;
+        let launch = blocks(kernel, runs.runs.div_ceil(of_block), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
         unsafe { self.launch(stream, source, name, launch, arguments) }?;
         if arguments.rounded != Address::NULL && access == Access::Single {

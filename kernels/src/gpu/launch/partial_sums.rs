@@ -11,7 +11,12 @@ use crate::gpu::source::PARTIAL_SUMS;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
 
+/// Threads of a block, each of which has a column.
 const THREADS: u32 = 64;
+/// Runs of a grain from which on several threads have a column: a block's columns and threads then, as in partial_sums.cu.
+const MANY_RUNS: u32 = 512;
+const COLUMNS_OF_MANY: usize = 32;
+const THREADS_OF_MANY: u32 = 256;
 
 /// How the rows of grains are cut into runs, for `width` columns.
 #[derive(Clone, Copy)]
@@ -111,8 +116,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             runs_per_grain: sums.runs.runs_per_grain,
             width: sums.runs.width,
         };
-        let launch = blocks(kernel, (parameters * elements).div_ceil(THREADS as usize), THREADS)?;
+        let (name, columns, threads) = if arguments.runs_per_grain < MANY_RUNS {
+            ("sum_partials", THREADS as usize, THREADS)
+        } else {
+            ("sum_partials_of_many", COLUMNS_OF_MANY, THREADS_OF_MANY)
+        };
+        let launch = blocks(kernel, (parameters * elements).div_ceil(columns), threads)?;
         // SAFETY: the caller's; the partial sums have the scratch memory that `partial_sums` asked for.
-        unsafe { self.launch(stream, &PARTIAL_SUMS, "sum_partials", launch, arguments) }
+        unsafe { self.launch(stream, &PARTIAL_SUMS, name, launch, arguments) }
     }
 }
