@@ -22,7 +22,7 @@ use anyhow::{Result, ensure};
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{Abort, ClusterSettings, EmbeddedRun, Failure};
 use tidemill::collective::communicator::Communicator;
-use tidemill::device::Communicators;
+use tidemill::communicators::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;

@@ -25,7 +25,7 @@ use arrow_array::{Array, ArrayRef, Float32Array, RecordBatch};
 use parquet::arrow::ArrowWriter;
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
-use tidemill::device::Communicators;
+use tidemill::communicators::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;

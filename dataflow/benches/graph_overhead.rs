@@ -20,7 +20,7 @@ use std::time::Instant;
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
 use tidemill::collective::{BUCKET_ELEMENTS, LaneSchedule};
-use tidemill::device::Communicators;
+use tidemill::communicators::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::kernels::KernelError;
 use tidemill::model::optimizer::OptimizerSettings;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::*;
 use tidemill::collective::Credit;
-use tidemill::device::{Communicators, Connection};
+use tidemill::communicators::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;

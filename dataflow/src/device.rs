@@ -7,7 +7,6 @@
 //! Workers of one machine are dealt out to its GPUs in turn ([`LocalWorkers`]): one each where there are as many.
 
 mod choice;
-mod communicators;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpus;
 mod local_workers;
@@ -23,9 +22,6 @@ use tidemill_model::ModelError;
 use crate::checkpoint::device_keys;
 use crate::error::{JobError, Result};
 use choice::{Gpus, Platform, choose};
-#[cfg(feature = "cli")]
-pub(crate) use communicators::group;
-pub use communicators::{Communicators, Connection};
 pub use local_workers::LocalWorkers;
 use maker::Maker;
 

@@ -9,6 +9,7 @@
 //! | [`batch`] | how a step's samples are cut into lanes, grains and microbatches |
 //! | [`parallel`] | the state that workers share out in place of holding all of it each |
 //! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
+//! | [`communicators`] | the connections by which workers sum gradients and share parameters |
 //! | [`device`] | devices: from `[device]` to a backend |
 //! | [`prepare`] | data sets that several processes prepare |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
@@ -42,6 +43,7 @@ pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cluster;
+pub mod communicators;
 pub mod device;
 pub mod error;
 pub mod history;

@@ -36,6 +36,7 @@
 //! | [`sample_names`] | the names of samples in errors |
 //! | [`owned`] | the state that a worker owns, and the thread that keeps it |
 //! | [`lending`](mod@lending) | the parameters, and which thread has them when |
+//! | [`connection`] | the way from a worker that trains to the others |
 //! | [`ticket`] | messages between operators about both |
 //!
 //! Start at [`train`].
@@ -43,6 +44,7 @@
 pub(crate) mod addressed;
 pub(crate) mod bucket_memory;
 pub mod checkpoint;
+pub mod connection;
 pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
@@ -75,6 +77,7 @@ use timely::dataflow::operators::generic::OperatorInfo;
 pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, NewestParameters, StateSink};
+pub use connection::Connection;
 pub use error::GraphError;
 pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples, Scores, TaskScores};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};

@@ -6,10 +6,10 @@
 //! 1. One file lists its blocks: a config with its sizes, the `config.json` that it reads (`parse`) and writes (`to_json`),
 //!    and its `check`; [`Family::build`] names the tensors and gives block after block to [`LanguageModel::assemble`].
 //!    [`gpt_neo`](crate::gpt_neo) is the shortest to follow.
-//! 2. Here, a variant of [`ModelConfig`], which the compiler then asks for in every match; its `model_type` in
-//!    [`ModelConfig::parse`], whose last arm names them all.
-//! 3. In [`settings`](crate::settings), a [`ModelKind`], what a table lays over its sizes and the table that a run writes
-//!    down; in `settings/keys.rs`, its name and its keys. A key that no family has yet is a field of
+//! 2. Here, a variant of [`ModelConfig`] and a [`ModelKind`], which the compiler then asks for in every match; its `model_type`
+//!    in [`ModelConfig::parse`], whose last arm names them all.
+//! 3. In [`settings`](crate::settings), what a table lays over its sizes and the table that a run writes down; in
+//!    `settings/keys.rs`, its name and its keys. A key that no family has yet is a field of
 //!    [`ModelSettings`](crate::ModelSettings) and a row of `given`.
 //! 4. In [`preset`](crate::preset), the sizes that have a name, if any.
 //! 5. In the tests, a model of odd sizes among `model/tests/bodies/families.rs`, which then goes through every body, and a
@@ -19,6 +19,7 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_kernels::Backend;
 
@@ -33,7 +34,6 @@ use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mamba2::Mamba2Config;
 use crate::mpt::{MptConfig, MptPositions};
-use crate::settings::ModelKind;
 
 /// The config of a model of any family.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +51,24 @@ pub enum ModelConfig {
     Llama(LlamaConfig),
     /// A hybrid of blocks of several families.
     Hybrid(HybridConfig),
+}
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// Mamba (Gu and Dao, 2023).
+    Mamba,
+    /// Mamba-2 (Dao and Gu, 2024).
+    Mamba2,
+    /// MPT (MosaicML, 2023).
+    Mpt,
+    /// GPT-Neo (Black et al., 2021).
+    GptNeo,
+    /// Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3.
+    Llama,
+    /// Blocks of several families in one list.
+    Hybrid,
 }
 
 impl ModelConfig {

@@ -17,7 +17,7 @@ use crate::language_model::Recompute;
 use crate::llama::LlamaConfig;
 use crate::mamba::MambaConfig;
 use crate::mamba2::Mamba2Config;
-use crate::model_config::ModelConfig;
+use crate::model_config::{ModelConfig, ModelKind};
 use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
 
@@ -124,24 +124,6 @@ pub struct ModelSettings {
     /// resumed run may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-}
-
-/// A family of models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModelKind {
-    /// Mamba (Gu and Dao, 2023).
-    Mamba,
-    /// Mamba-2 (Dao and Gu, 2024).
-    Mamba2,
-    /// MPT (MosaicML, 2023).
-    Mpt,
-    /// GPT-Neo (Black et al., 2021).
-    GptNeo,
-    /// Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3.
-    Llama,
-    /// Blocks of several families in one list.
-    Hybrid,
 }
 
 /// The meaning of a `[model]` table.

@@ -27,7 +27,8 @@ use super::versioned_samples::VersionedSamples;
 use crate::checkpoint::{CheckpointFiles, FilePlan, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
-use crate::device::{Communicators, Devices};
+use crate::communicators::Communicators;
+use crate::device::Devices;
 use crate::error::Result;
 use crate::history::{Ended, HistoryLine, Started, unix_seconds};
 use crate::operators::{

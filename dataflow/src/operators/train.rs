@@ -13,6 +13,7 @@ use timely::dataflow::operators::{ConnectLoop, Feedback};
 use timely::dataflow::{Scope, StreamVec};
 
 use super::checkpoint::{Checkpoint, CheckpointDone, CheckpointStreams, StateSink};
+use super::connection::Connection;
 use super::error::GraphError;
 use super::evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 use super::forward_backward::{
@@ -30,7 +31,6 @@ use super::samples::{Grain, SampleSource, Samples};
 use super::snapshot::{Snapshot, SnapshotStreams};
 use super::ticket::Ticket;
 use crate::cluster::{Abort, Actor};
-use crate::device::Connection;
 
 /// The start of each loop of a training graph. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
@@ -114,7 +114,7 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: ScheduledRule<B>,
-    /// The connection of this worker with the others that train; `None` if it is alone. See [`Communicators`](crate::device::Communicators).
+    /// The connection of this worker with the others that train; `None` if it is alone. See [`Communicators`](crate::communicators::Communicators).
     pub connection: Option<Connection<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
-use tidemill::device::{Communicators, Connection};
+use tidemill::communicators::Communicators;
 use tidemill::kernels::KernelError;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::optimizer::StateArena;
 use tidemill::model::{Tokens, Trainable};
 use tidemill::operators::{
-    CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
+    CheckpointCuts, Communication, Connection, Evaluation, EvaluationPlan, EvaluationReport, Grain,
     InitialState, SampleName, SampleNames, StateSink, StepReport, Trainers, Training, TrainingPlan,
 };
 use tidemill::parallel::Sharding;

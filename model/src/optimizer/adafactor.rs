@@ -19,13 +19,13 @@ use crate::trainable::Device;
 
 /// The mean squares of rows and of columns of matrices, and those of each element of vectors.
 pub(super) const STATES: [StateSpec; 3] = [
-    StateSpec { name: "exp_avg_sq_row", extent: StateExtent::Row, tensors: StateTensors::Matrices },
+    StateSpec { name: "exp_avg_sq_row", extent: StateExtent::Row, tensors: StateTensors::MATRICES },
     StateSpec {
         name: "exp_avg_sq_col",
         extent: StateExtent::Column,
-        tensors: StateTensors::Matrices,
+        tensors: StateTensors::MATRICES,
     },
-    StateSpec { name: "exp_avg_sq", extent: StateExtent::Element, tensors: StateTensors::Vectors },
+    StateSpec { name: "exp_avg_sq", extent: StateExtent::Element, tensors: StateTensors::VECTORS },
 ];
 
 /// `[optimizer.adafactor]`: settings that no other optimizer has.

@@ -16,14 +16,14 @@ use crate::error::{ModelError, Result};
 use crate::layout::{Layout, Tensor};
 use crate::trainable::Device;
 
-const OTHERS: StateTensors = StateTensors::AllButHiddenMatrices;
+const OTHERS: StateTensors = StateTensors::ALL_BUT_HIDDEN_MATRICES;
 
 /// The momentum of hidden matrices, and AdamW's moments of all other tensors.
 pub(super) const STATES: [StateSpec; 3] = [
     StateSpec {
         name: "momentum_buffer",
         extent: StateExtent::Element,
-        tensors: StateTensors::HiddenMatrices,
+        tensors: StateTensors::HIDDEN_MATRICES,
     },
     StateSpec { name: "exp_avg", extent: StateExtent::Element, tensors: OTHERS },
     StateSpec { name: "exp_avg_sq", extent: StateExtent::Element, tensors: OTHERS },

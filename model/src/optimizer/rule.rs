@@ -42,32 +42,54 @@ pub enum StateExtent {
     Tensor,
 }
 
-/// Which tensors have a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StateTensors {
-    /// All tensors.
-    All,
-    /// Tensors of two or more dimensions.
-    Matrices,
-    /// Tensors of one dimension or none.
-    Vectors,
-    /// [Matrices of hidden layers](Tensor::is_hidden_matrix).
-    HiddenMatrices,
-    /// All others: tables, vectors, filters.
-    AllButHiddenMatrices,
+/// The tensors that have a state, by a name and a rule: two of one name are the same.
+#[derive(Clone, Copy)]
+pub struct StateTensors {
+    name: &'static str,
+    has: fn(&Tensor) -> bool,
 }
 
 impl StateTensors {
+    /// All tensors.
+    pub const ALL: Self = Self::new("all tensors", |_| true);
+    /// Tensors of two or more dimensions.
+    pub const MATRICES: Self = Self::new("matrices", |tensor| tensor.shape.len() > 1);
+    /// Tensors of one dimension or none.
+    pub const VECTORS: Self = Self::new("vectors", |tensor| tensor.shape.len() <= 1);
+    /// [Matrices of hidden layers](Tensor::is_hidden_matrix).
+    pub const HIDDEN_MATRICES: Self = Self::new("hidden matrices", Tensor::is_hidden_matrix);
+    /// All others: tables, vectors, filters.
+    pub const ALL_BUT_HIDDEN_MATRICES: Self =
+        Self::new("all but hidden matrices", |tensor| !tensor.is_hidden_matrix());
+
+    /// The tensors that `has` is true of, of which errors speak by `name`. It must depend on the tensor alone: every process asks it.
+    pub const fn new(name: &'static str, has: fn(&Tensor) -> bool) -> Self {
+        Self { name, has }
+    }
+
     /// Whether `tensor` has the state.
-    pub fn has(self, tensor: &Tensor) -> bool {
-        match self {
-            Self::All => true,
-            Self::Matrices => tensor.shape.len() > 1,
-            Self::Vectors => tensor.shape.len() <= 1,
-            Self::HiddenMatrices => tensor.is_hidden_matrix(),
-            Self::AllButHiddenMatrices => !tensor.is_hidden_matrix(),
-        }
+    pub fn has(&self, tensor: &Tensor) -> bool {
+        (self.has)(tensor)
+    }
+}
+
+impl PartialEq for StateTensors {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for StateTensors {}
+
+impl std::hash::Hash for StateTensors {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl std::fmt::Debug for StateTensors {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.name)
     }
 }
 
@@ -85,7 +107,7 @@ pub enum UpdateUnit {
 impl StateSpec {
     /// The state `name` with one number for each element of every tensor.
     pub const fn of_elements(name: &'static str) -> Self {
-        Self { name, extent: StateExtent::Element, tensors: StateTensors::All }
+        Self { name, extent: StateExtent::Element, tensors: StateTensors::ALL }
     }
 
     /// The beginning of its tensors' names in a checkpoint.
@@ -264,7 +286,7 @@ mod tests {
         assert!(said(&[""]).contains("not empty"));
         assert!(said(&["a"; 256]).contains("255 at most"));
         assert_eq!(StateSpec::of_elements("exp_avg").prefix(), "exp_avg.");
-        let (extent, tensors) = (StateExtent::Row, StateTensors::All);
+        let (extent, tensors) = (StateExtent::Row, StateTensors::ALL);
         let of_rows = [StateSpec { name: "row", extent, tensors }];
         check_states(&of_rows, UpdateUnit::Tensor).expect("allowed");
         let error = check_states(&of_rows, UpdateUnit::Element).expect_err("rows are cut");

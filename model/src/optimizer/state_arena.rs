@@ -41,7 +41,7 @@ impl StateArena {
 
     /// The arena of the state `spec` of the parameters of `layout`.
     pub fn new(layout: &Layout, spec: &StateSpec) -> Self {
-        if (spec.extent, spec.tensors) == (StateExtent::Element, StateTensors::All) {
+        if (spec.extent, spec.tensors) == (StateExtent::Element, StateTensors::ALL) {
             return Self::of_parameters(layout);
         }
         let mut arena = Layout::new();
@@ -139,26 +139,29 @@ mod tests {
             shapes.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect()
         };
         use StateExtent::{Column, Element, Row, Tensor};
-        use StateTensors::{All, Matrices, Vectors};
-        assert_eq!(shapes(Row, Matrices), named(&[("table", &[5]), ("conv", &[4])]));
-        assert_eq!(shapes(Column, Matrices), named(&[("table", &[3]), ("conv", &[2, 4])]));
-        assert_eq!(shapes(Element, Vectors), named(&[("norm", &[17]), ("bias", &[3])]));
+        let [all, matrices, vectors] =
+            [StateTensors::ALL, StateTensors::MATRICES, StateTensors::VECTORS];
+        let tables = StateTensors::new("tables", |tensor| tensor.row_multiple > 1);
+        assert_eq!(shapes(Row, matrices), named(&[("table", &[5]), ("conv", &[4])]));
+        assert_eq!(shapes(Column, matrices), named(&[("table", &[3]), ("conv", &[2, 4])]));
+        assert_eq!(shapes(Element, vectors), named(&[("norm", &[17]), ("bias", &[3])]));
+        assert_eq!(shapes(Row, tables), named(&[("table", &[5])]));
         let each: [(&str, &[usize]); 4] =
             [("table", &[]), ("norm", &[]), ("conv", &[]), ("bias", &[])];
-        assert_eq!(shapes(Tensor, All), named(&each));
-        assert_eq!(arena(Element, All), StateArena::of_parameters(&layout()));
+        assert_eq!(shapes(Tensor, all), named(&each));
+        assert_eq!(arena(Element, all), StateArena::of_parameters(&layout()));
     }
 
     #[test]
     fn a_number_is_where_its_first_element_is() {
-        let rows = arena(StateExtent::Row, StateTensors::Matrices);
+        let rows = arena(StateExtent::Row, StateTensors::MATRICES);
         // The third row begins with element 6.
         assert_eq!(
             [rows.range(&(0..6)), rows.range(&(0..7)), rows.range(&(6..15))],
             [0..2, 0..3, 2..5]
         );
         assert_eq!(rows.range(&(15..24)), 5..5, "padding rows are none");
-        let columns = arena(StateExtent::Column, StateTensors::Matrices);
+        let columns = arena(StateExtent::Column, StateTensors::MATRICES);
         assert_eq!([columns.range(&(0..2)), columns.range(&(2..24))], [0..2, 2..3]);
         let layout = layout();
         for (index, tensor) in layout.tensors().iter().enumerate() {
@@ -177,7 +180,7 @@ mod tests {
         let end = layout().parameter_elements();
         use StateExtent::{Column, Element, Row, Tensor};
         for extent in [Element, Row, Column, Tensor] {
-            for tensors in [StateTensors::All, StateTensors::Matrices, StateTensors::Vectors] {
+            for tensors in [StateTensors::ALL, StateTensors::MATRICES, StateTensors::VECTORS] {
                 let arena = arena(extent, tensors);
                 for cut in 0..=end {
                     let (left, right) = (arena.range(&(0..cut)), arena.range(&(cut..end)));

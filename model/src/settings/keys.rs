@@ -1,8 +1,9 @@
 //! The keys of the `[model]` table that each family has, and those that it requires.
 
-use super::{ModelKind, ModelSettings};
+use super::ModelSettings;
 use crate::error::{ModelError, Result};
 use crate::hybrid::{BlockKind, BlockPattern};
+use crate::model_config::ModelKind;
 
 /// The keys that every family has.
 const COMMON: [&str; 3] = ["vocab_size", "d_model", "n_layers"];

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
-use tidemill::device::Communicators;
+use tidemill::communicators::Communicators;
 use tidemill::kernels::{Cpu, SliceMut};
 use tidemill::model::block::{AnyBlock, BlockPass, ResidualGradient, RowBlock, RowMap};
 use tidemill::model::initialization::Initializer;

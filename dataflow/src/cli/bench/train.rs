@@ -27,7 +27,8 @@ use crate::cli::device::DeviceArguments;
 use crate::cli::processes::{ProcessArguments, SECRET_HELP};
 use crate::cli::shard::ShardChoice;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
-use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
+use crate::communicators::Communicators;
+use crate::device::{Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::JobError;
 use crate::job::memory::{FittingDevices, PlanMemory};
 use crate::operators::{

@@ -17,7 +17,7 @@ const STATES: [StateSpec; 4] = [
     StateSpec::of_elements("exp_avg"),
     StateSpec::of_elements("exp_avg_sq"),
     StateSpec::of_elements("third"),
-    StateSpec { name: "row", extent: StateExtent::Row, tensors: StateTensors::Matrices },
+    StateSpec { name: "row", extent: StateExtent::Row, tensors: StateTensors::MATRICES },
 ];
 
 /// A rule of these states.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use tidemill_collective::LaneSchedule;
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Holders, Host, LocalRank, Nccl, Threads, Topology, check_reach,
+    CommunicatorError, Holders, Host, LocalRank, Nccl, Threads, Topology, check_reach,
 };
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
@@ -24,7 +24,7 @@ use crate::cluster::{ClusterSettings, Failure, WorkerContext, by_host};
 use crate::error::Result;
 use crate::operators::addressed::Addressed;
 use crate::operators::lending::{Lending, circle};
-use crate::operators::{GraphError, Trainers};
+use crate::operators::{Connection, GraphError, Trainers};
 use crate::parallel::Sharding;
 
 /// The connections of a run's workers: each worker of a process takes its own end.
@@ -73,21 +73,6 @@ impl<B: Backend> Together<B> {
     fn holders(&self) -> Holders {
         let members = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).len();
         NonZeroUsize::new(members).map_or(Holders::EACH, Holders::together)
-    }
-}
-
-/// The connection of one worker with the others.
-pub struct Connection<B: Backend> {
-    /// Its end of the communicator.
-    pub communicator: Box<dyn Communicator<B>>,
-    /// With which it lends its part of the parameters to those of its process that hold them with it; none where it holds all.
-    pub lending: Option<Lending<B>>,
-}
-
-impl<B: Backend> Connection<B> {
-    /// A connection that consists of a communicator alone.
-    pub fn by(communicator: impl Communicator<B> + 'static) -> Self {
-        Self { communicator: Box::new(communicator), lending: None }
     }
 }
 
