@@ -89,9 +89,11 @@ fn a_tokenizer_is_trained_on_documents() {
     let json = train("data-text", "one.json", &["-w", "1", "--format", "json"]).expect(0).json();
     assert_eq!((&json["documents"], &json["vocab_size"]), (&9.into(), &290.into()));
     train("data-text", "three.json", &["-w", "3"]).expect(0);
-    train("lines", "lines.json", &[]).expect(0);
+    train("lines", "made/here/lines.json", &[]).expect(0);
     let read = |name| std::fs::read(bench.path(name)).unwrap();
-    assert!(read("one.json") == read("three.json") && read("one.json") == read("lines.json"));
+    assert!(
+        read("one.json") == read("three.json") && read("one.json") == read("made/here/lines.json")
+    );
     let prepare = ["prepare", "--input", "data-text", "--output", "own", "--seq-len", "17"];
     let prepare = [&prepare[..], &["--tokenizer", "one.json", "--format", "json"]].concat();
     let prepared = bench.tidemill(&prepare).expect(0).json();

@@ -156,6 +156,9 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
     let finished = stored.train("another cache", &goes_on).finish().expect(0);
     assert!(finished.stdout.starts_with("done: 14 steps"), "{finished:?}");
     assert!(finished.stderr.contains("fetching s3://bucket/a%20run/checkpoints/"), "{finished:?}");
+    assert!(finished.stderr.contains("schedule ends with step 12"), "{finished:?}");
+    let fewer = stored.train("another cache", &["-w", "1"]).finish().expect(0);
+    assert!(fewer.stderr.contains("more steps already than the 12 "), "{fewer:?}");
     let outcome = stored.outcome();
     assert_eq!(outcome.checkpoint_steps(), [13, 14]);
     assert_eq!(outcome.steps[..STEPS as usize], REFERENCE.steps[..]);

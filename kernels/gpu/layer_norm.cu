@@ -10,7 +10,7 @@
 // and dx read, dx written) and 2 for the rounded copy of dx; of activations 4 and 6.
 //
 // The forward norm keeps a row in registers between its three passes, as far as it fits. The backward norm is norm.h's,
-// and both have forms for many rows in norm_ahead.h.
+// and forms of both that load rows ahead are norm_ahead.h's.
 #include "dialect.h"
 #include "pack.h"
 #include "norm_ahead.h"

@@ -1,4 +1,4 @@
-// Common parts of RMSNorm and layer norm: the team of threads for a row, and the whole backward norm.
+// Common parts of RMSNorm and layer norm: the team of threads for a row, and the backward norm of rows of any width.
 //
 // A team of threads has a row: a warp where rows are short, else a block. Thread i of a team of T has the packs i, i +
 // T, ... of four columns each. (Of narrow heads rms_norm_heads.cu has its own teams.)

@@ -1,5 +1,6 @@
-// Norms of many rows of the residual stream of at most two packs a thread: a block has several rows, and loads the next
-// ones while the sums of some are formed. The bits are those of the norms for all widths.
+// Norms that load the next rows while the sums of some are formed: a block has several rows of the residual stream. Rows
+// are fp32, whole packs, aligned to them, and at most one or two packs of each thread. The bits are those of the norms
+// for all widths.
 #pragma once
 #include "norm.h"
 
@@ -43,7 +44,7 @@ DEVICE void norm_forward_ahead(const NormForward& arguments) {
     const auto load_next = [&](u64 row) {
 #pragma unroll
         for (u32 i = 0; i < TOGETHER; i++) {
-            // Past the last row it is loaded again, and not stored.
+            // An odd last row is loaded twice, and stored once.
             const u64 here = min(row + i, last_row - 1);
             load_kept<STEP>(next[i], static_cast<const float*>(arguments.x) + here * arguments.x_stride, first, width);
         }

@@ -42,19 +42,18 @@ KERNEL(sum_partials, SUM_THREADS, 1, SumPartials) {
 }
 
 // Columns of a block where grains have many runs, and the threads that bring the partial sums of each.
-constexpr u32 COLUMNS = 32;
+constexpr u32 COLUMNS_OF_MANY = 32;
 constexpr u32 BRINGERS = 8;
-constexpr u32 THREADS = COLUMNS * BRINGERS;
+constexpr u32 THREADS_OF_MANY = COLUMNS_OF_MANY * BRINGERS;
 
-// The same bits, for grains of so many runs that one thread would wait for them again and again: a block has 32
-// columns, and the first thread of a column adds the runs in shared memory while all threads of the column bring the
-// next ones.
-KERNEL(sum_partials_of_many, THREADS, 1, SumPartials) {
+// The same bits, for grains of so many runs that one thread would wait for them again and again: several threads have a
+// column, and its first adds the runs in shared memory while all of them bring the next ones.
+KERNEL(sum_partials_of_many, THREADS_OF_MANY, 1, SumPartials) {
     // Runs that a thread has in flight, and those of a column that lie in shared memory, twice.
     constexpr u32 BATCH = 16, STAGE = BRINGERS * BATCH;
-    __shared__ float stages[2][STAGE][COLUMNS];
-    const u32 column = threadIdx.x % COLUMNS, bringer = threadIdx.x / COLUMNS;
-    const u64 place = static_cast<u64>(blockIdx.x) * COLUMNS + column;
+    __shared__ float stages[2][STAGE][COLUMNS_OF_MANY];
+    const u32 column = threadIdx.x % COLUMNS_OF_MANY, bringer = threadIdx.x / COLUMNS_OF_MANY;
+    const u64 place = static_cast<u64>(blockIdx.x) * COLUMNS_OF_MANY + column;
     const bool of_second = place >= arguments.elements;
     const u64 element = of_second ? place - arguments.elements : place;
     float* const out = of_second ? arguments.gradients[1] : arguments.gradients[0];
@@ -68,7 +67,8 @@ KERNEL(sum_partials_of_many, THREADS, 1, SumPartials) {
     const auto bring = [&](u32 begin) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            // Past the last run it is loaded again and not added.
+            // In a short last grain the last run is loaded in place of missing ones, which are not added: the condition
+            // below is the same for all threads, so no load waits for another.
             const u32 run = min(begin + i * BRINGERS + bringer, count - 1);
             if (begin + i * BRINGERS < arguments.runs_per_grain) {
                 terms[i] = partials[static_cast<u64>(run) * arguments.width];
@@ -78,7 +78,7 @@ KERNEL(sum_partials_of_many, THREADS, 1, SumPartials) {
     float sum = 0.0f;
     bring(0);
     for (u32 begin = 0; begin < arguments.runs_per_grain; begin += STAGE) {
-        float(&stage)[STAGE][COLUMNS] = stages[begin / STAGE % 2];
+        float(&stage)[STAGE][COLUMNS_OF_MANY] = stages[begin / STAGE % 2];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) stage[i * BRINGERS + bringer][column] = terms[i];
         bring(begin + STAGE);

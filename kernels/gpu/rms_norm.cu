@@ -10,8 +10,8 @@
 // read, dx written) and 2 for the rounded copy of dx: 0.023 and 0.062 ms for 8,192 rows of 2,048 at 4.3 TB/s;
 // of activations 4 and 6.
 //
-// A row is read twice, the second time from the nearest cache. The backward norm is norm.h's, and both have forms for many
-// rows in norm_ahead.h.
+// A row is read twice, the second time from the nearest cache. The backward norm is norm.h's, and forms of both that load
+// rows ahead are norm_ahead.h's.
 #include "dialect.h"
 #include "pack.h"
 #include "norm_ahead.h"

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tidemill_model::schedule::ScheduleName;
 
 use super::output::{counted, note_line};
 use crate::job::{ResolvedRun, TrainEvent};
@@ -31,6 +32,8 @@ pub(crate) struct TrainProgress {
     bar: ProgressBar,
     /// Settings that may surprise: said at the start, from where output that has no reader ends the run in time.
     remarks: Vec<String>,
+    /// Whether the learning rate's schedule has an end.
+    rate_changes: bool,
     /// Memory in use, as it was last measured.
     memory: Mutex<String>,
     last_line: Mutex<Option<Instant>>,
@@ -40,7 +43,8 @@ impl TrainProgress {
     pub(crate) fn new(run: &ResolvedRun) -> Self {
         let bar = bar(run.steps, "{wide_bar} step {pos}/{len} {msg} eta {eta}");
         let remarks = run.remarks.clone();
-        Self { bar, remarks, memory: Mutex::default(), last_line: Mutex::new(None) }
+        let rate_changes = run.config.schedule.name != ScheduleName::Constant;
+        Self { bar, remarks, rate_changes, memory: Mutex::default(), last_line: Mutex::new(None) }
     }
 
     pub(crate) fn show(&self, event: &TrainEvent) {
@@ -50,12 +54,13 @@ impl TrainProgress {
             }
             TrainEvent::Started {
                 step,
+                steps,
+                schedule_steps,
                 parameters,
                 workers,
                 device,
                 workers_per_device,
                 device_changes,
-                ..
             } => {
                 self.bar.set_position(*step);
                 self.remarks.iter().for_each(|remark| self.say(&format!("note: {remark}")));
@@ -67,6 +72,14 @@ impl TrainProgress {
                 let parameters = counted(*parameters, "parameter", "parameters");
                 let workers = counted(*workers, "worker", "workers");
                 self.say(&format!("{from}: {parameters}, {workers} on {device}"));
+                if step > steps {
+                    self.say(&format!("note: the run has done more steps already than the {steps} that it is to have"));
+                } else if step < steps && schedule_steps < steps && self.rate_changes {
+                    self.say(&format!(
+                        "note: the learning rate's schedule ends with step {schedule_steps}, and the rate stays as it is \
+                         from there on (`schedule.steps`, which a run is given when it begins)"
+                    ));
+                }
                 if *workers_per_device > 1 && !device.starts_with("the CPU") {
                     self.say(&format!("note: up to {workers_per_device} workers share a GPU"));
                 }

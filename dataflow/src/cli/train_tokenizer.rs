@@ -70,6 +70,10 @@ pub(crate) fn run(arguments: &TokenizerArguments) -> anyhow::Result<ExitCode> {
     let special = special_tokens(&arguments.special_token)?;
     let merged = merged_tokens(arguments.vocab_size, special.len())?;
     refuse_what_is_there(&arguments.output)?;
+    if let Some(folder) = arguments.output.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("creating the folder {} failed", folder.display()))?;
+    }
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let settings = TextSettings {
         inputs: arguments.input.clone(),

@@ -77,6 +77,8 @@ pub enum TrainEvent {
         step: u64,
         /// Updates of the whole run.
         steps: u64,
+        /// Updates of its learning rate's schedule, behind which the rate stays as it is.
+        schedule_steps: u64,
         /// Parameters of the model.
         parameters: usize,
         /// Workers of all processes.

@@ -112,6 +112,7 @@ impl<B: Backend> Shared<B> {
         (self.observer)(&TrainEvent::Started {
             step: start.step,
             steps: self.run.steps,
+            schedule_steps: start.horizon,
             parameters: self.run.model.layout().parameters(),
             workers,
             device: self.devices.in_words(),

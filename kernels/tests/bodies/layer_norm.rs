@@ -126,6 +126,19 @@ fn check<B: Backend<Activation: Number>>(
     }
 }
 
+/// The gradients of both parameters over a grain of more than 512 runs of 16 rows, and over a short one behind it.
+pub fn long_grains_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let (rows, width, kind) = (8_330, 5, KINDS[0]);
+    let shape = NormShape::layer(GrainRows::new(rows, 8_250).unwrap(), width, 1e-5).unwrap();
+    let label = format!("{kind:?} {shape:?}");
+    let case = Case::new::<B::Activation>(&mut Inputs::new(1), kind, [rows, width], 1.0);
+    let results = run(&mut device, &label, kind, &case, shape);
+    check::<B>(&mut transcript, &label, kind, &case, &results, shape);
+    transcript
+}
+
 /// [`norm_case::rows_are_independent`] of layer norms.
 pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     norm_case::rows_are_independent(arm, KINDS)

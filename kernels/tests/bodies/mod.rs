@@ -79,6 +79,7 @@ macro_rules! every_body {
                 rms_norm_rows_of_activations_are_independent:
                     bodies::rms_norm::rows_of_activations_are_independent;
                 layer_norm_agrees: bodies::layer_norm::agrees;
+                layer_norm_of_long_grains_agrees: bodies::layer_norm::long_grains_agree;
                 layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
                 layer_norm_many_rows_are_independent:
                     bodies::layer_norm::many_rows_are_independent;

@@ -36,12 +36,13 @@ fn assert_change_shows<P: Precision>(
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
     let waits = "await_previous();";
-    let bodies: [(_, Body); 9] = [
+    let bodies: [(_, Body); 10] = [
         ("attention_step.cu", bodies::attention_cached::steps_agree),
         ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
         ("embedding.cu", bodies::embedding::agrees),
         ("head_scan_piece.cu", bodies::head_scan_piece::pieces_agree),
         ("layer_norm.cu", bodies::layer_norm::agrees),
+        ("norm_ahead.h", bodies::layer_norm::many_rows_are_independent),
         ("ordered_product.cu", bodies::ordered_product::agrees),
         ("rms_norm.cu", bodies::rms_norm::agrees),
         ("rms_norm_heads.cu", bodies::rms_norm::of_activations_agrees),
@@ -128,18 +129,42 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("partial_sums.cu", barrier, long);
 }
 
-/// What is loaded ahead is added, and normed, once each.
+/// Runs and rows that are loaded ahead are added, and normed, once each, in order.
 #[test]
 fn what_is_not_loaded_ahead_fails_the_body() {
     let long = bodies::row_maps::biases_of_long_grains_agree;
     assert_needs::<Fp32>("partial_sums.cu", "        bring(begin + STAGE);\n", long);
+    let backwards = SourceChange {
+        source: "partial_sums.cu",
+        from: "sum += stage[i + j][column];",
+        to: "sum += stage[i + BATCH - 1 - j][column];",
+    };
+    assert_change_shows::<Fp32>(backwards, long);
+    let of_second = SourceChange {
+        source: "partial_sums.cu",
+        from: "exists && of_second ? arguments.partials[1]",
+        to: "exists && of_second ? arguments.partials[0]",
+    };
+    assert_change_shows::<Fp32>(of_second, bodies::layer_norm::long_grains_agree);
     let next = "        if (row + TOGETHER < last_row) load_next(row + TOGETHER);\n";
     assert_needs::<Bf16>("norm_ahead.h", next, bodies::rms_norm::many_rows_are_independent);
     assert_needs::<Bf16>("norm_ahead.h", next, bodies::layer_norm::many_rows_are_independent);
     let next = "        if (row + 1 < rows.last_row) load_next(row + 1);\n";
     assert_needs::<Bf16>("norm_ahead.h", next, bodies::rms_norm::rows_are_independent);
-    let wide = "norm_backward_ahead<Norm::LAYER, 2>(arguments);";
-    assert_needs::<Bf16>("layer_norm.cu", wide, bodies::layer_norm::rows_are_independent);
+}
+
+/// Norms of two packs a thread are those of aligned rows of more than 1,024 columns.
+#[test]
+fn a_norm_of_two_packs_that_does_nothing_fails_the_body() {
+    use bodies::layer_norm::{many_rows_are_independent, rows_are_independent};
+    let backward = "norm_backward_ahead<Norm::LAYER, 2>(arguments);";
+    assert_needs::<Bf16>("layer_norm.cu", backward, rows_are_independent);
+    let change = SourceChange {
+        source: "layer_norm.cu",
+        from: "norm_forward_ahead<Norm::LAYER, 2>(arguments);",
+        to: "await_previous();",
+    };
+    assert_change_shows::<Bf16>(change, many_rows_are_independent);
 }
 
 #[test]

@@ -32,12 +32,12 @@ const FEW_ROWS: usize = 32;
 const HELD_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
 /// Packs of a row that a thread holds in registers: `KEPT` of norm.h.
 const KEPT: usize = 4;
-/// Columns of rows that a norm holds of which it loads the next ones ahead, a pack or two of each thread. (Of more packs the backward
-/// norm is slower: a multiprocessor has one block then.)
+/// The widest rows of the norms that load the next rows ahead: those of one pack a thread, and of two. (Of more packs the backward norm
+/// is slower: a multiprocessor has one block then.)
 const COLUMNS_AHEAD: [usize; 2] = [THREADS as usize * COLUMNS, 2 * THREADS as usize * COLUMNS];
 /// Rows of a block of a forward norm that loads the next rows ahead: `FORWARD_ROWS` of norm_ahead.h.
 const FORWARD_ROWS: usize = 8;
-/// Blocks of such a norm that a multiprocessor has at once: with fewer rows, blocks of a row each are faster.
+/// Such blocks that a forward norm must have for each multiprocessor: of fewer rows, each has a block, so that more are at work.
 const FORWARD_BLOCKS: usize = 4;
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
@@ -112,7 +112,7 @@ struct Chosen {
     source: &'static Source,
     name: KernelName,
     /// Rows of a block, or runs of them.
-    of_block: usize,
+    rows_of_block: usize,
 }
 
 macro_rules! kernels {
@@ -211,8 +211,8 @@ impl Kernels {
         of_widths.find(|&(&most, _)| width <= most).map(|(_, &name)| name)
     }
 
-    /// The kernel for rows of `width`, where a warp has `warp` threads. `special` is one for rows of a block's width, all of whose loads
-    /// are wide, with the rows of a block, or runs of them.
+    /// The kernel for rows of `width`, where a warp has `warp` threads: `special`, which comes with the rows of its blocks, or runs of
+    /// rows, where a row has a whole block of threads and all loads are wide.
     fn of_rows(
         &self,
         access: Access,
@@ -222,15 +222,19 @@ impl Kernels {
     ) -> Chosen {
         let source = self.source;
         let short = width <= SHORT_WIDTH;
-        if let Some((name, of_block)) = special
+        if let Some((name, rows_of_block)) = special
             && !short
             && access == Access::Wide
         {
-            return Chosen { source, name, of_block };
+            return Chosen { source, name, rows_of_block };
         }
         let [wide, single] = self.variants[usize::from(short)];
         let team = if short { warp } else { THREADS };
-        Chosen { source, name: access.choose(wide, single), of_block: (THREADS / team) as usize }
+        Chosen {
+            source,
+            name: access.choose(wide, single),
+            rows_of_block: (THREADS / team) as usize,
+        }
     }
 }
 
@@ -326,10 +330,10 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
         let of_heads = kernels.of_heads(kernel, shape)?;
         let columns = if of_heads.is_some() { HEAD_COLUMNS } else { COLUMNS };
         let access = operands.access::<P::Activation>(width, columns);
-        let Chosen { source, name, of_block } = match of_heads {
+        let Chosen { source, name, rows_of_block } = match of_heads {
             Some([wide, single]) => {
-                let (name, of_block) = (access.choose(wide, single), THREADS / HEAD_TEAM);
-                Chosen { source: &RMS_NORM_HEADS, name, of_block: of_block as usize }
+                let (name, rows_of_block) = (access.choose(wide, single), THREADS / HEAD_TEAM);
+                Chosen { source: &RMS_NORM_HEADS, name, rows_of_block: rows_of_block as usize }
             }
             None => {
                 let device = self.driver.properties();
@@ -344,7 +348,7 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
                 kernels.of_rows(access, width, device.warp, special)
             }
         };
-        let launch = blocks(kernel, rows.div_ceil(of_block), THREADS)?.early(rows);
+        let launch = blocks(kernel, rows.div_ceil(rows_of_block), THREADS)?.early(rows);
         // SAFETY: rows and vectors were checked against the shape; the kernels are those of such an x.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }
@@ -416,17 +420,19 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
             unused: 0,
         };
         let access = operands.access::<P::Activation>(width, columns);
-        let Chosen { source, name, of_block } = match of_heads {
+        let Chosen { source, name, rows_of_block } = match of_heads {
             // A block has a run.
-            Some([wide, single]) => {
-                Chosen { source: &RMS_NORM_HEADS, name: access.choose(wide, single), of_block: 1 }
-            }
+            Some([wide, single]) => Chosen {
+                source: &RMS_NORM_HEADS,
+                name: access.choose(wide, single),
+                rows_of_block: 1,
+            },
             None => {
                 let ahead = kernels.ahead(width).zip(Some(1));
                 kernels.of_rows(access, width, self.driver.properties().warp, ahead)
             }
         };
-        let launch = blocks(kernel, runs.runs.div_ceil(of_block), THREADS)?;
+        let launch = blocks(kernel, runs.runs.div_ceil(rows_of_block), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
         unsafe { self.launch(stream, source, name, launch, arguments) }?;
         if arguments.rounded != Address::NULL && access == Access::Single {

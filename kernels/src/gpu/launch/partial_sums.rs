@@ -11,10 +11,11 @@ use crate::gpu::source::PARTIAL_SUMS;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
 
-/// Threads of a block, each of which has a column.
-const THREADS: u32 = 64;
-/// Runs of a grain from which on several threads have a column: a block's columns and threads then, as in partial_sums.cu.
+/// Threads of a block, each of which has a column: `SUM_THREADS` of partial_sums.cu.
+const SUM_THREADS: u32 = 64;
+/// Grains of so many runs and more have several threads a column, which gives the same bits.
 const MANY_RUNS: u32 = 512;
+/// Columns and threads of a block then, as in partial_sums.cu.
 const COLUMNS_OF_MANY: usize = 32;
 const THREADS_OF_MANY: u32 = 256;
 
@@ -117,7 +118,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: sums.runs.width,
         };
         let (name, columns, threads) = if arguments.runs_per_grain < MANY_RUNS {
-            ("sum_partials", THREADS as usize, THREADS)
+            ("sum_partials", SUM_THREADS as usize, SUM_THREADS)
         } else {
             ("sum_partials_of_many", COLUMNS_OF_MANY, THREADS_OF_MANY)
         };
