@@ -1,10 +1,11 @@
 //! Progress: a bar where standard error is a terminal, else a line now and then.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use tidemill_model::schedule::ScheduleName;
 
 use super::output::{counted, note_line};
@@ -23,8 +24,18 @@ pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {
     };
     let style = ProgressStyle::with_template(template)
         .expect("templates are constants of this program")
+        .with_key("eta", write_eta)
         .progress_chars("=> ");
     ProgressBar::with_draw_target(Some(total), target).with_style(style)
+}
+
+/// The time that is left, which nothing tells before the first step.
+fn write_eta(state: &ProgressState, out: &mut dyn fmt::Write) {
+    let left = state.eta();
+    let _ = match left.is_zero() && state.pos() == 0 {
+        true => out.write_str("unknown"),
+        false => write!(out, "{:#}", HumanDuration(left)),
+    };
 }
 
 /// The progress of a training run.
