@@ -40,11 +40,11 @@ struct Softmax {
 
     // Turns the scores, which times `factor` (above 0) are in units of log2, into probabilities; all earlier results
     // are to be multiplied by `decay`. A row without keys in this tile stays as it is. A row's scores in a lane are
-    // compared and summed in CHAINS chains.
+    // compared and summed in CHAINS chains. `offsets` of the rows, or null, are added to the scaled scores.
     template <u32 CHAINS, u32 TILES>
-    __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor,
-                                         float (&decay)[HELD_ROWS]) {
-        float greatest[HELD_ROWS][CHAINS], sums[HELD_ROWS][CHAINS], used[HELD_ROWS];
+    __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor, float (&decay)[HELD_ROWS],
+                                         const float* offsets = nullptr) {
+        float greatest[HELD_ROWS][CHAINS], sums[HELD_ROWS][CHAINS], down[HELD_ROWS];
 #pragma unroll
         for (u32 slot = 0; slot < HELD_ROWS; slot++) {
 #pragma unroll
@@ -67,9 +67,11 @@ struct Softmax {
             for (u32 chain = 1; chain < CHAINS; chain++) {
                 greatest[slot][0] = fmaxf(greatest[slot][0], greatest[slot][chain]);
             }
-            const float next = fmaxf(maximum[slot], row_max(greatest[slot][0]) * factor);
-            used[slot] = next == -INFINITE ? 0.0f : next;
-            decay[slot] = exp2_fast(maximum[slot] - used[slot]);
+            const float of_tile = row_max(greatest[slot][0]);
+            const float next = fmaxf(maximum[slot], offsets ? fmaf(of_tile, factor, offsets[slot]) : of_tile * factor);
+            const float used = next == -INFINITE ? 0.0f : next;
+            decay[slot] = exp2_fast(maximum[slot] - used);
+            down[slot] = offsets ? offsets[slot] - used : -used;
             maximum[slot] = next;
             sums[slot][0] = sum[slot] * decay[slot];
         }
@@ -78,7 +80,7 @@ struct Softmax {
 #pragma unroll
             for (u32 i = 0; i < HELD; i++) {
                 float& score = scores[n].at[i];
-                score = exp2_fast(fmaf(score, factor, -used[row_slot(i)]));
+                score = exp2_fast(fmaf(score, factor, down[row_slot(i)]));
                 sums[row_slot(i)][chain_of(i) % CHAINS] += score;
             }
         }

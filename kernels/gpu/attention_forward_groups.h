@@ -14,6 +14,12 @@
 
 namespace groups {
 
+// What is added to scores.
+enum class Biases {
+    NONE,
+    SLOPES,  // of each head, times the distance of query and key
+};
+
 // The rows of a group, and their running softmax.
 struct Rows {
     u32 head, sample, first;
@@ -124,36 +130,16 @@ DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Acc
     }
 }
 
-// Scales scores, and adds `slope` (j - the row's origin) to that of key j: this differs from j - i by a constant in each row.
-DEVICE void add_biases(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows, u32 first,
-                       float scale, float slope) {
-    const u32 key = first + first_tile_column();
-    if (!inputs.past) {
-        // The group's rows begin at their origin, so that all have the same biases.
-        const float bias = slope * static_cast<float>(static_cast<int>(key - rows.first));
-#pragma unroll
-        for (u32 n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-            for (u32 i = 0; i < HELD; i++) {
-                const float step = static_cast<float>(n * TILE + column_step(i));
-                scores[n].at[i] = fmaf(scores[n].at[i], scale, fmaf(slope, step, bias));
-            }
-        }
-        return;
-    }
-    float bias[HELD_ROWS];
+// The rows' biases of a tile's first key, `slope` (j - the row's origin): this differs from j - i by a constant in each row.
+DEVICE void biases_of_tile(float (&bias)[HELD_ROWS], const AttentionInputs& inputs, const Rows& rows, u32 first, float slope) {
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-        const u32 position = rows.position(inputs) + threadIdx.x / WARP % GROUP_WARPS * TILE + tile_row(slot);
-        bias[slot] = slope * static_cast<float>(static_cast<int>(key - bias_origin(position)));
-    }
-#pragma unroll
-    for (u32 n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-        for (u32 i = 0; i < HELD; i++) {
-            const float step = static_cast<float>(n * TILE + column_step(i));
-            scores[n].at[i] = fmaf(scores[n].at[i], scale, fmaf(slope, step, bias[row_slot(i)]));
+        // Without a cache the group's rows begin at their origin, so that all have the same biases.
+        u32 origin = rows.first;
+        if (inputs.past) {
+            origin = bias_origin(rows.position(inputs) + threadIdx.x / WARP % GROUP_WARPS * TILE + tile_row(slot));
         }
+        bias[slot] = slope * static_cast<float>(static_cast<int>(first - origin));
     }
 }
 
@@ -179,7 +165,7 @@ DEVICE void mask_out(Accumulator (&scores)[KEY_TILES], const AttentionInputs& in
     }
 }
 
-template <u32 P>
+template <Biases BIASES, u32 P>
 DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
     constexpr u32 STEPS = P / TILE;
@@ -190,14 +176,15 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const bool one = lane_of_warp() == 0;
     const RightPanels<Stored::BY_COLUMN, KEYS> all_keys(memory.keys(0));
     const RightPanels<Stored::BY_TERM, KEYS> all_values(memory.values(0));
-    // As in attention_forward.cu: scores are in units of log2 where they have slopes, or a scale that does not keep their order.
-    const bool scaled_first = inputs.slopes || !(inputs.scale > 0.0f);
+    // Scores are scaled before they are compared where the scale does not keep their order.
+    const bool scaled_first = !(inputs.scale > 0.0f);
     const float scale = inputs.scale * LOG2_E;
 
     u32 count = 0, round = 0, first = 0;
     Item item;
     Rows rows;
-    float slope = 0.0f, decay[HELD_ROWS];
+    float slope = 0.0f;  // in units of scores
+    float decay[HELD_ROWS];
     Factor queries[STEPS], probabilities[KEY_TILES];
     Accumulator scores[KEY_TILES], out[STEPS];
 
@@ -212,6 +199,12 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             const Panel panel(memory.queries(step * TILE / PANEL_COLUMNS));
             queries[step] = load_factor(panel, row, step * TILE % PANEL_COLUMNS);
         }
+        if (BIASES == Biases::SLOPES) {
+            slope = inputs.slopes[item.head] / inputs.scale;
+            // The products with the last slope have ended in all warps. The group meets again before those with this one.
+            meet(SLOPE + group, GROUP_THREADS);
+            if (threadIdx.x / WARP % GROUP_WARPS == 0) memory.slope(group).set(slope);
+        }
         warp_barrier();
         if (one) arrive(state.queries_empty);
         first = item.begin;
@@ -223,7 +216,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         rows.first = item.tile * ROWS + group * GROUP_ROWS;
         rows.cleared = false;
         rows.softmax = Softmax();
-        slope = inputs.slopes ? inputs.slopes[item.head] * LOG2_E : 0.0f;
     };
     const auto wait_for_keys = [&](u32 tile) {
         const PipelineState<M::KEY_STAGES> at(tile);
@@ -235,6 +227,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         begin_products();
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) keys.multiply(scores, queries[step], step, step > 0);
+        if (BIASES == Biases::SLOPES) memory.key_numbers().multiply(scores, memory.slope(group));
         end_batch();
     };
     // Whether all rows attend to the whole tile whose probabilities are waiting.
@@ -260,10 +253,18 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     };
     // Turns the scores of the keys from `first` on into probabilities.
     const auto weigh = [&] {
-        if (scaled_first) add_biases(scores, inputs, rows, first, scale, slope);
+        if (scaled_first) {
+#pragma unroll
+            for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < HELD; i++) scores[n].at[i] *= scale;
+            }
+        }
         is_whole = item.is_unmasked(first);
         if (!is_whole) mask_out(scores, inputs, rows, first);
-        rows.softmax.take<4>(scores, scaled_first ? 1.0f : scale, decay);
+        float offsets[HELD_ROWS];
+        if (BIASES == Biases::SLOPES) biases_of_tile(offsets, inputs, rows, first, slope * scale);
+        rows.softmax.take<4>(scores, scaled_first ? 1.0f : scale, decay, BIASES == Biases::SLOPES ? offsets : nullptr);
     };
     const auto round_probabilities = [&] {
 #pragma unroll
@@ -284,6 +285,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
 
     if (group == COMPUTING - 1) pass_by(SCHEDULER, COMPUTING * GROUP_THREADS);
     if (!take_queries()) return;
+    if (BIASES == Biases::SLOPES) meet(SLOPE + group, GROUP_THREADS);
     begin_rows();
     clear_results();
     wait_for_keys(0);
@@ -353,7 +355,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     store<P>(attention, rows, out, memory.results(threadIdx.x / WARP - GROUP_WARPS));
 }
 
-template <u32 P>
+template <Biases BIASES, u32 P>
 DEVICE void forward(const Arguments& arguments) {
     typedef Memory<P> M;
     SHARED_ALIGNED(activation, start, PANEL_ALIGNMENT);
@@ -375,6 +377,11 @@ DEVICE void forward(const Arguments& arguments) {
         }
         gates_are_made();
     }
+    if (BIASES == Biases::SLOPES) {
+        memory.key_numbers().fill(THREADS);
+        for (u32 group = 0; group < COMPUTING; group++) memory.slope(group).clear(THREADS);
+        show_to_products();
+    }
     __syncthreads();
     if (threadIdx.x < GROUP_THREADS) {
         give_registers_back<COPYING_REGISTERS>();
@@ -387,20 +394,22 @@ DEVICE void forward(const Arguments& arguments) {
         }
     } else {
         take_registers<COMPUTING_REGISTERS>();
-        compute(arguments, memory);
+        compute<BIASES>(arguments, memory);
     }
 }
 
 }  // namespace groups
 
+#define FORWARD_GROUPS(name, BIASES)                                   \
+    KERNEL_OF_MAPS(name, groups::THREADS, 1, groups::Arguments) {      \
+        groups::forward<groups::Biases::BIASES, HEAD_WIDTH>(arguments); \
+    }                                                                  \
+    SHARED_BYTES(name, groups::Memory<HEAD_WIDTH>::BYTES);
+
 #if HEAD_WIDTH == 64
-KERNEL_OF_MAPS(attention_forward_groups_64, groups::THREADS, 1, groups::Arguments) {
-    groups::forward<64>(arguments);
-}
-SHARED_BYTES(attention_forward_groups_64, groups::Memory<64>::BYTES);
+FORWARD_GROUPS(attention_forward_groups_64, NONE)
+FORWARD_GROUPS(attention_forward_groups_slopes_64, SLOPES)
 #else
-KERNEL_OF_MAPS(attention_forward_groups_128, groups::THREADS, 1, groups::Arguments) {
-    groups::forward<128>(arguments);
-}
-SHARED_BYTES(attention_forward_groups_128, groups::Memory<128>::BYTES);
+FORWARD_GROUPS(attention_forward_groups_128, NONE)
+FORWARD_GROUPS(attention_forward_groups_slopes_128, SLOPES)
 #endif

@@ -11,9 +11,9 @@ constexpr u32 KEYS = 128, KEY_TILES = KEYS / TILE;
 constexpr u32 CHECKING_WARPS = GROUP_WARPS - 1;
 // Registers of a thread in each kind of group: two computing groups leave this few to the group that copies.
 constexpr u32 COPYING_REGISTERS = 40, COMPUTING_REGISTERS = 232;
-// Named barriers: one for each computing group, which waits there until the group before it has started its products; and one for the
-// copying threads.
-constexpr u32 SCHEDULER = 1, COPYING = SCHEDULER + COMPUTING;
+// Named barriers: one for each computing group, which waits there until the group before it has started its products; one for the copying
+// threads; and one for each computing group around the writing of its slope.
+constexpr u32 SCHEDULER = 1, COPYING = SCHEDULER + COMPUTING, SLOPE = COPYING + 1;
 
 struct Arguments {
     TileMap q_map, k_map, v_map;  // where the copy engine reads tiles
@@ -37,6 +37,67 @@ struct alignas(16) Item {
     }
 };
 
+// The factors of a product that adds `slope` j to the score of each key j of a tile. Terms 0, 1 and 2 of the left one are a head's slope in
+// three parts of bf16, whose sum is the slope to the bit, the same for all rows; those of the right one are j. Other terms are 0. So each
+// product of two terms is exact.
+struct SlopeFactor {
+    // Eight rows of terms 0 to 7, then of terms 8 to 15: the instruction reads them for every eight rows. Chunks are not permuted.
+    static constexpr u32 ROWS = 8, TERMS = 8, ELEMENTS = 2 * ROWS * TERMS;
+
+    activation* start;
+
+    __device__ __forceinline__ void clear(u32 threads) const {
+        for (u32 i = threadIdx.x; i < ELEMENTS; i += threads) start[i] = rounded(0.0f);
+    }
+    // Writes a slope, by a warp; the group must meet before it multiplies.
+    __device__ __forceinline__ void set(float slope) const {
+        const u32 row = lane_of_warp();
+        if (row < ROWS) {
+            float rest = slope;
+#pragma unroll
+            for (u32 term = 0; term < 3; term++) {
+                const activation part = rounded(rest);
+                start[row * TERMS + term] = part;
+                rest -= widen(part);
+            }
+        }
+        show_to_products();
+    }
+};
+struct KeyNumbers {
+    // The instruction reads these as terms 8 to 15 too, for which the left factor has zeros. Chunks are not permuted.
+    static constexpr u32 TERMS = 8, ELEMENTS = KEYS * TERMS;
+    static_assert(KEYS <= 256, "bf16 has whole numbers up to 256");
+
+    activation* start;
+
+    __device__ __forceinline__ void fill(u32 threads) const {
+        for (u32 i = threadIdx.x; i < ELEMENTS; i += threads) {
+            start[i] = rounded(i % TERMS < 3 ? static_cast<float>(i / TERMS) : 0.0f);
+        }
+    }
+
+    // Starts scores += slope j.
+    __device__ __forceinline__ void multiply(Accumulator (&scores)[KEY_TILES], const SlopeFactor& slope) const {
+#if ON_NVIDIA
+        constexpr u32 EIGHT_ROWS = 8 * TERMS * sizeof(activation);
+        multiply_group<LeftStored::BY_ROW, Stored::BY_COLUMN>(scores, unpermuted_at(slope.start, EIGHT_ROWS, 0),
+                                                              unpermuted_at(start, 0, EIGHT_ROWS), 1);
+#else
+        for (u32 n = 0; n < KEY_TILES; n++) {
+            for (u32 i = 0; i < HELD; i++) {
+                const activation* const left = slope.start + tile_row(row_slot(i)) % SlopeFactor::ROWS * TERMS;
+                const activation* const right = start + (n * TILE + tile_column(i)) * TERMS;
+                for (u32 term = 0; term < TILE; term++) {
+                    const u32 of_half = term / TERMS * SlopeFactor::ROWS * TERMS + term % TERMS;
+                    scores[n].at[i] = fmaf(widen(left[of_half]), widen(right[term % TERMS]), scores[n].at[i]);
+                }
+            }
+        }
+#endif
+    }
+};
+
 template <u32 P>
 struct Memory {
     static constexpr u32 PANELS = P / PANEL_COLUMNS;
@@ -53,6 +114,8 @@ struct Memory {
         Gate values_full[VALUE_STAGES], values_clean[VALUE_STAGES], values_empty[VALUE_STAGES];
         u32 cleared[VALUE_STAGES];  // the tile, counted from 1, in which a number was not finite
         Item item;
+        alignas(16) activation slopes[COMPUTING][SlopeFactor::ELEMENTS];
+        activation key_numbers[KeyNumbers::ELEMENTS];
     };
     static constexpr u32 RESULTS_AT = QUERY_BYTES + (KEY_STAGES + VALUE_STAGES) * TILE_BYTES;
     static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES + sizeof(State);
@@ -69,6 +132,8 @@ struct Memory {
         return start + (QUERY_BYTES + stage * TILE_BYTES) / sizeof(activation);
     }
     __device__ __forceinline__ activation* values(u32 stage) const { return keys(KEY_STAGES + stage); }
+    __device__ __forceinline__ KeyNumbers key_numbers() const { return {state().key_numbers}; }
+    __device__ __forceinline__ SlopeFactor slope(u32 group) const { return {state().slopes[group]}; }
     // Panels of TILE rows, where a computing warp (0 to 7) places its results on their way to global memory.
     __device__ __forceinline__ activation* results(u32 warp) const {
         return start + RESULTS_AT / sizeof(activation) + warp * TILE * P;

@@ -262,6 +262,12 @@ DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
     return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(panel_bytes / 16) << 16 |
            static_cast<u64>(1024 / 16) << 32 | 1ull << 62;
 }
+// The descriptor of rows of a factor whose terms are contiguous eight by eight, eight rows below one another, unpermuted: where they begin, and
+// the distances to the next eight terms and to the next eight rows.
+DEVICE u64 unpermuted_at(const activation* start, u32 terms_bytes, u32 rows_bytes) {
+    return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(terms_bytes / 16) << 16 |
+           static_cast<u64>(rows_bytes / 16) << 32;
+}
 #endif
 
 // Left factors in shared memory, for a group's 64 rows: panels of ROWS rows.

@@ -95,7 +95,7 @@ pub use self::tree_sums::TreeSums;
 pub use self::weight_gradient::WeightGradient;
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
-pub const NUMERICS_VERSION: u32 = 7;
+pub const NUMERICS_VERSION: u32 = 8;
 
 /// A device that trains: its [`Runtime`] and every kernel, which the [module](self) says the promises of. Models are generic over it. What
 /// has all these traits is one.

@@ -49,7 +49,10 @@ fn sections(asked: BackendChoice) -> Vec<Section> {
 }
 
 fn section(backend: BackendChoice) -> Section {
-    note_line!("checking {}: compiling kernels may take a minute the first time", backend.word());
+    note_line!(
+        "checking {}: where kernels are compiled, the first time may take a minute",
+        backend.word()
+    );
     let mut section = Section::new(backend.word());
     let is_ready = match backend.inventory() {
         None => {

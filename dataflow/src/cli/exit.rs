@@ -1,7 +1,7 @@
 //! How the program ends: one clear line on standard error, and an exit code that says whose turn it is.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use tidemill_evaluation::EvaluationError;
@@ -75,6 +75,7 @@ pub(crate) fn start_logging(level: &str) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();

@@ -29,10 +29,18 @@ pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(Some(total), target).with_style(style)
 }
 
-/// The time that is left, which nothing tells before the first step.
+/// Sets where work goes on from: what was done before says nothing about its speed.
+fn go_on_from(bar: &ProgressBar, done: u64) {
+    bar.set_position(done);
+    // The estimate takes note of the position before it forgets the time.
+    bar.tick();
+    bar.reset_eta();
+}
+
+/// The time that is left, which nothing tells before the first step of this start.
 fn write_eta(state: &ProgressState, out: &mut dyn fmt::Write) {
     let left = state.eta();
-    let _ = match left.is_zero() && state.pos() == 0 {
+    let _ = match left.is_zero() && state.len().is_some_and(|all| state.pos() < all) {
         true => out.write_str("unknown"),
         false => write!(out, "{:#}", HumanDuration(left)),
     };
@@ -73,7 +81,7 @@ impl TrainProgress {
                 workers_per_device,
                 device_changes,
             } => {
-                self.bar.set_position(*step);
+                go_on_from(&self.bar, *step);
                 self.remarks.iter().for_each(|remark| self.say(&format!("note: {remark}")));
                 let from = if *step == 0 {
                     "starting".to_owned()
@@ -226,5 +234,19 @@ impl CountProgress {
             let (items, rate) = (self.items, self.items as f64 / seconds);
             note_line!("{items} {} in {seconds:.1} s, {rate:.0} a second", self.items_name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_done_before_a_start_do_not_count_as_its_speed() {
+        let bar = ProgressBar::with_draw_target(Some(3000), ProgressDrawTarget::hidden());
+        assert_eq!((bar.position(), bar.per_sec()), (0, 0.0));
+        go_on_from(&bar, 329);
+        assert_eq!((bar.position(), bar.per_sec()), (329, 0.0));
+        assert!(bar.eta().is_zero());
     }
 }

@@ -97,6 +97,10 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         let label = format!("{shape:?} biases {biases} documents {documents} seed {seed}");
         check_case(&mut device, &mut transcript, &label, &case, shape);
     }
+    // Biases alone.
+    let shape = attention_shape([2, 20], [2, 48], 0.0, None);
+    let case = AttentionCase::new::<B::Activation>(&mut Inputs::new(50), shape).with_slopes(shape);
+    check_case(&mut device, &mut transcript, "a scale of 0", &case, shape);
     transcript
 }
 

@@ -256,6 +256,44 @@ fn products_of_groups_that_differ_fail_the_body() {
     }
 }
 
+/// Biases are as exact as a slope in three parts, begin at each tile's first key, and are those of the item's head, which all warps wait for.
+#[test]
+fn biases_of_groups_that_differ_fail_the_body() {
+    let factors = "attention_groups.h";
+    let kernel = "attention_forward_groups.h";
+    let changes = [
+        (factors, "term < 3; term++", "term < 1; term++"),
+        (
+            factors,
+            "const activation* const left = slope.start",
+            "const activation* const left = slope.start + 1",
+        ),
+        (kernel, "static_cast<int>(first - origin)", "static_cast<int>(0 * (first - origin))"),
+        (kernel, "slope = inputs.slopes[item.head]", "slope = inputs.slopes[0]"),
+        (kernel, "memory.slope(group).clear(THREADS);", ";"),
+        (kernel, "if (BIASES == Biases::SLOPES) meet(SLOPE + group, GROUP_THREADS);", ""),
+    ];
+    // Which warp is held back, and so is missed, is a matter of the seed.
+    let is_seen = |change, seed| {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed }).unwrap();
+        let emulator = emulator.with_group_products().unwrap();
+        let arm = Arm::new("groups broken", Gpu::<_, Bf16>::new(emulator.with_change(change)));
+        let body = || {
+            bodies::attention::agrees(&arm);
+            bodies::attention::long_walks_agree(&arm)
+        };
+        let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return false };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("found"), "failed for another reason: {message}");
+        true
+    };
+    for (source, from, to) in changes {
+        let change = SourceChange { source, from, to };
+        let seen = (1..=20).any(|seed| is_seen(change, seed));
+        assert!(seen, "{source}: no check saw \"{to}\" for {from}");
+    }
+}
+
 /// The remainder tells whether a master was rounded up, and a NaN is not rounded like a number.
 #[test]
 fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {

@@ -24,7 +24,7 @@ impl<B: Backend> LanguageModel<B> {
     /// Fewer than two tokens, more than the model has learned positions and one, or a token outside the vocabulary.
     pub fn check_text(&self, tokens: &[u32]) -> Result<()> {
         if tokens.len() < 2 {
-            return Err(ModelError::config("tokens", "at least 2", tokens.len()));
+            return Err(ModelError::config("text", "at least 2 tokens", tokens.len()));
         }
         self.check_length("tokens", tokens.len(), 1)?;
         self.check_vocabulary(tokens)

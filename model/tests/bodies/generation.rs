@@ -412,7 +412,7 @@ pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {
             format!("position 1: token {outside} is outside the vocabulary of {vocab_size}")
         );
         let error = scorer.log_probabilities(device, &[0]).expect_err("one token");
-        assert_eq!(error.to_string(), "tokens: expected at least 2, found 1");
+        assert_eq!(error.to_string(), "text: expected at least 2 tokens, found 1");
         let mut two = Sequences::new(device, model, parameters, 2, 4).expect("fits");
         two.write(device, &[]).expect("nothing to write, in no sequence");
         two.begin(device, 2).expect("begins");

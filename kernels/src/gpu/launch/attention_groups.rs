@@ -23,6 +23,11 @@ const THREADS: u32 = 384;
 const ROWS: u32 = 128;
 /// Keys or values of a tile.
 const KEYS: u32 = 128;
+/// The least scale of scores that biases are added to.
+const LEAST_SCALE: f32 = 1e-30;
+/// `SlopeFactor::ELEMENTS` and `KeyNumbers::TERMS`.
+const SLOPE_ELEMENTS: usize = 128;
+const KEY_NUMBERS: usize = 8;
 /// Bytes of keys and values that are walked at a time: what a cache holds beside all else.
 const SECTION_BYTES: u64 = 16 << 20;
 
@@ -41,17 +46,22 @@ struct Groups {
     unused: [u32; 3],
 }
 
-/// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks
-/// and the item's description.
-fn kernel(head_width: HeadWidth) -> (KernelName, usize) {
-    let (name, key_stages, value_stages) = match head_width {
-        HeadWidth::Of64 => ("attention_forward_groups_64", 4, 4),
-        _ => ("attention_forward_groups_128", 2, 3),
+/// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks,
+/// the item's description, and the factors of biases: two slopes and the numbers of a tile's keys.
+fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
+    let ([plain, with_slopes], key_stages, value_stages) = match head_width {
+        HeadWidth::Of64 => {
+            (["attention_forward_groups_64", "attention_forward_groups_slopes_64"], 4, 4)
+        }
+        _ => (["attention_forward_groups_128", "attention_forward_groups_slopes_128"], 2, 3),
     };
     let rows = 2 * ROWS as usize + (key_stages + value_stages) * KEYS as usize;
     let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
-    let state = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
-    (name, rows * head_width.columns() * size_of::<half::bf16>() + state)
+    let item = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
+    let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBERS;
+    let elements = rows * head_width.columns() + factors;
+    let name = if has_slopes { with_slopes } else { plain };
+    (name, elements * size_of::<half::bf16>() + item)
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -72,6 +82,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let items = pairs * tiles as usize;
         size32(plan.kernel, "items of work", items + device.multiprocessors as usize)?;
         forward.inputs.tiles = tiles;
+        let has_slopes = forward.inputs.slopes != Address::NULL;
+        if has_slopes {
+            // Slopes are divided by it. What is below makes scores nothing beside biases.
+            let scale = forward.inputs.scale;
+            forward.inputs.scale = scale.abs().max(LEAST_SCALE).copysign(scale);
+        }
         let maps = self.maps(plan, &forward)?;
         let row_bytes = 2 * stride_bytes::<P::Activation>(u64::from(forward.inputs.width));
         let section = SECTION_BYTES / (row_bytes * u64::from(forward.inputs.keys));
@@ -88,7 +104,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             by_engine,
             unused: [0; 3],
         };
-        let (name, shared_bytes) = kernel(plan.head_width());
+        let (name, shared_bytes) = kernel(plan.head_width(), has_slopes);
         let resident = items.min(device.multiprocessors as usize);
         let launch = Launch { shared_bytes, ..blocks(plan.kernel, resident, THREADS)? };
         // SAFETY: the caller's; the count is this kernel's alone.

@@ -20,9 +20,9 @@ const SHORT_VOCABULARY: usize = 2048;
 const SHORT_THREADS: u32 = 64;
 const THREADS: u32 = 512;
 
-/// Rows of logits that are formed at a time: enough to fill a GPU, few enough that the logits of a large vocabulary stay
-/// below a gigabyte.
-const LOGIT_CHUNK_ROWS: usize = 4096;
+/// Bytes of a column of the logits that are formed at a time. Each chunk reads and writes the gradient of the head's table once more, so it has
+/// as many rows as leave the logits of a vocabulary of 50,000 below a gigabyte: 8,192 of bf16, 4,096 of fp32.
+const LOGIT_CHUNK_COLUMN_BYTES: usize = 16 << 10;
 
 /// `CrossEntropy` of cross_entropy.cu.
 #[repr(C)]
@@ -41,7 +41,7 @@ struct CrossEntropy {
 
 impl<D: Driver, P: Precision> backend::CrossEntropy for Gpu<D, P> {
     fn logit_chunk_rows(&self) -> usize {
-        LOGIT_CHUNK_ROWS
+        LOGIT_CHUNK_COLUMN_BYTES / size_of::<P::Activation>()
     }
 
     fn cross_entropy(
