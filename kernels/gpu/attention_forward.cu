@@ -40,7 +40,8 @@ struct Softmax {
 
     // Turns the scores, which times `factor` (above 0) are in units of log2, into probabilities; all earlier results
     // are to be multiplied by `decay`. A row without keys in this tile stays as it is. A row's scores in a lane are
-    // compared and summed in CHAINS chains. `offsets` of the rows, or null, are added to the scaled scores.
+    // compared and summed in CHAINS chains. `offsets` of the rows, or null, are added to the
+    // scaled scores, in units of log2.
     template <u32 CHAINS, u32 TILES>
     __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor, float (&decay)[HELD_ROWS],
                                          const float* offsets = nullptr) {

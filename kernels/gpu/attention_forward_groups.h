@@ -17,7 +17,7 @@ namespace groups {
 // What is added to scores.
 enum class Biases {
     NONE,
-    SLOPES,  // of each head, times the distance of query and key
+    SLOPES,  // minus a head's slope times the distance from key to query
 };
 
 // The rows of a group, and their running softmax.
@@ -400,10 +400,10 @@ DEVICE void forward(const Arguments& arguments) {
 
 }  // namespace groups
 
-#define FORWARD_GROUPS(name, BIASES)                                   \
-    KERNEL_OF_MAPS(name, groups::THREADS, 1, groups::Arguments) {      \
+#define FORWARD_GROUPS(name, BIASES)                                    \
+    KERNEL_OF_MAPS(name, groups::THREADS, 1, groups::Arguments) {       \
         groups::forward<groups::Biases::BIASES, HEAD_WIDTH>(arguments); \
-    }                                                                  \
+    }                                                                   \
     SHARED_BYTES(name, groups::Memory<HEAD_WIDTH>::BYTES);
 
 #if HEAD_WIDTH == 64

@@ -37,9 +37,9 @@ struct alignas(16) Item {
     }
 };
 
-// The factors of a product that adds `slope` j to the score of each key j of a tile. Terms 0, 1 and 2 of the left one are a head's slope in
-// three parts of bf16, whose sum is the slope to the bit, the same for all rows; those of the right one are j. Other terms are 0. So each
-// product of two terms is exact.
+// The factors of a product that adds `slope` j to the score of each key j of a tile, before scores are scaled: `slope` is a head's divided by
+// the scale. Terms 0, 1 and 2 of the left factor are three parts of it in bf16, whose sum is the slope to the bit (but for the smallest floats),
+// the same for all rows; those of the right factor are j. Other terms are 0. So each product of two terms is exact.
 struct SlopeFactor {
     // Eight rows of terms 0 to 7, then of terms 8 to 15: the instruction reads them for every eight rows. Chunks are not permuted.
     static constexpr u32 ROWS = 8, TERMS = 8, ELEMENTS = 2 * ROWS * TERMS;

@@ -49,10 +49,11 @@ fn sections(asked: BackendChoice) -> Vec<Section> {
 }
 
 fn section(backend: BackendChoice) -> Section {
-    note_line!(
-        "checking {}: where kernels are compiled, the first time may take a minute",
-        backend.word()
-    );
+    let hint = match backend {
+        BackendChoice::Cpu => "",
+        _ => ": compiling kernels may take a minute the first time",
+    };
+    note_line!("checking {}{hint}", backend.word());
     let mut section = Section::new(backend.word());
     let is_ready = match backend.inventory() {
         None => {

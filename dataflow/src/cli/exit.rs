@@ -72,10 +72,12 @@ pub(crate) fn start_logging(level: &str) {
         let directive = format!("{library}=info").parse().expect("a target and a level");
         filter = filter.add_directive(directive);
     }
+    // As the library has it where nothing is set (https://no-color.org), and on terminals alone.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(!no_color && std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();

@@ -76,7 +76,9 @@ impl PlanMemory<'_> {
         let layout = self.model.layout();
         let (parameters, gradients) = (layout.parameter_elements(), layout.gradient_elements());
         let activation = size_of::<B::Activation>();
-        let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
+        let grain_rows = self.positions * self.batch.grain_samples.max(1);
+        let logit_rows = backend.logit_chunk_rows().min(grain_rows);
+        let logits = logit_rows * self.model.vocab_size() * activation;
         let workers = workers.max(1);
         // A run of one process has all its workers in that one, however many.
         let has_others = self.workers > self.workers_of_process;
@@ -338,6 +340,18 @@ mod tests {
         let muon = OptimizerSettings::of(OptimizerName::Muon).scratch_bytes::<Cpu>(model.layout());
         assert!(muon > 12 * largest && muon < 20 * largest, "{muon} for {largest} elements");
         assert_ne!(workspace(OptimizerName::Muon), workspace(OptimizerName::Adamw));
+    }
+
+    /// A grain of fewer rows than a chunk of logits has no others.
+    #[test]
+    fn logits_take_the_rows_of_a_grain() {
+        let model = model();
+        let workspace = |grain_samples| {
+            let batch = BatchSettings { grain_samples, lanes: Some(1), ..BatchSettings::default() };
+            let devices = Devices::new(vec![device((0, &(10 << 30)))], Precision::Fp32).unwrap();
+            planned(&model, &batch).run(devices).unwrap().workspace_bytes
+        };
+        assert_eq!(workspace(1) - workspace(2), 33 * 97 * 4);
     }
 
     #[test]

@@ -244,19 +244,31 @@ fn products_of_groups_that_differ_fail_the_body() {
         ("total.at[j] += sum[i].at[j];", ";"),
     ];
     for (from, to) in changes {
-        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
-        let emulator = emulator.with_group_products().unwrap();
         let change = SourceChange { source: "ordered_product.cu", from, to };
-        let arm = Arm::new("groups broken", Gpu::<_, Bf16>::new(emulator.with_change(change)));
-        let body = || bodies::ordered_product::rows_of_any_number_agree(&arm);
-        let result = catch_unwind(AssertUnwindSafe(body));
-        let Err(panic) = result else { panic!("no check saw \"{to}\" for {from}") };
-        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(message.contains("found"), "failed for another reason: {message}");
+        let body = bodies::ordered_product::rows_of_any_number_agree;
+        assert!(fails_in_groups(Some(change), SEEDS[1], body), "no check saw \"{to}\" for {from}");
     }
 }
 
-/// Biases are as exact as a slope in three parts, begin at each tile's first key, and are those of the item's head, which all warps wait for.
+/// Whether a body fails in groups of warps that multiply together, where a kernel is changed or is not.
+fn fails_in_groups(
+    change: Option<SourceChange>,
+    seed: u64,
+    body: impl Fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript,
+) -> bool {
+    let emulator = Emulator::new(EmulatorSettings { warp: 32, seed }).unwrap();
+    let mut emulator = emulator.with_group_products().unwrap();
+    if let Some(change) = change {
+        emulator = emulator.with_change(change);
+    }
+    let arm = Arm::new(format!("groups, seed {seed}"), Gpu::new(emulator));
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&arm))) else { return false };
+    let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+    assert!(message.contains("found"), "failed for another reason: {message}");
+    true
+}
+
+/// Biases are as exact as a slope in three parts, begin at each tile's first key, and are those of the item's head.
 #[test]
 fn biases_of_groups_that_differ_fail_the_body() {
     let factors = "attention_groups.h";
@@ -271,26 +283,33 @@ fn biases_of_groups_that_differ_fail_the_body() {
         (kernel, "static_cast<int>(first - origin)", "static_cast<int>(0 * (first - origin))"),
         (kernel, "slope = inputs.slopes[item.head]", "slope = inputs.slopes[0]"),
         (kernel, "memory.slope(group).clear(THREADS);", ";"),
-        (kernel, "if (BIASES == Biases::SLOPES) meet(SLOPE + group, GROUP_THREADS);", ""),
     ];
-    // Which warp is held back, and so is missed, is a matter of the seed.
-    let is_seen = |change, seed| {
-        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed }).unwrap();
-        let emulator = emulator.with_group_products().unwrap();
-        let arm = Arm::new("groups broken", Gpu::<_, Bf16>::new(emulator.with_change(change)));
-        let body = || {
-            bodies::attention::agrees(&arm);
-            bodies::attention::long_walks_agree(&arm)
-        };
-        let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return false };
-        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(message.contains("found"), "failed for another reason: {message}");
-        true
+    let body = |arm: &Arm<Gpu<Emulator, Bf16>>| {
+        bodies::attention::agrees(arm);
+        bodies::attention::long_walks_agree(arm)
     };
     for (source, from, to) in changes {
         let change = SourceChange { source, from, to };
-        let seen = (1..=20).any(|seed| is_seen(change, seed));
+        let seen = fails_in_groups(Some(change), SEEDS[1], body);
         assert!(seen, "{source}: no check saw \"{to}\" for {from}");
+    }
+}
+
+/// A group waits for its slope before it multiplies, and writes the next one after all of its warps have.
+#[test]
+fn a_slope_that_is_not_waited_for_fails_the_body() {
+    let source = "attention_forward_groups.h";
+    let changes = [
+        ("if (BIASES == Biases::SLOPES) meet(SLOPE + group, GROUP_THREADS);", ""),
+        ("            meet(SLOPE + group, GROUP_THREADS);\n            if", "            if"),
+    ];
+    let body = bodies::attention::rows_are_independent;
+    for (from, to) in changes {
+        let change = SourceChange { source, from, to };
+        // Which warp is held back, and so is missed, is a matter of the seed.
+        let seed = (1..=20).find(|&seed| fails_in_groups(Some(change), seed, body));
+        let seed = seed.unwrap_or_else(|| panic!("no check saw \"{to}\" for {from}"));
+        assert!(!fails_in_groups(None, seed, body), "seed {seed} fails without a change");
     }
 }
 

@@ -25,9 +25,10 @@ const ROWS: u32 = 128;
 const KEYS: u32 = 128;
 /// The least scale of scores that biases are added to.
 const LEAST_SCALE: f32 = 1e-30;
-/// `SlopeFactor::ELEMENTS` and `KeyNumbers::TERMS`.
+/// `SlopeFactor::ELEMENTS`.
 const SLOPE_ELEMENTS: usize = 128;
-const KEY_NUMBERS: usize = 8;
+/// `KeyNumbers::TERMS`.
+const KEY_NUMBER_TERMS: usize = 8;
 /// Bytes of keys and values that are walked at a time: what a cache holds beside all else.
 const SECTION_BYTES: u64 = 16 << 20;
 
@@ -47,7 +48,8 @@ struct Groups {
 }
 
 /// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks,
-/// the item's description, and the factors of biases: two slopes and the numbers of a tile's keys.
+/// the item's description, and the factors of biases, for which the kernels without slopes have room too: two slopes and the numbers of a
+/// tile's keys.
 fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
     let ([plain, with_slopes], key_stages, value_stages) = match head_width {
         HeadWidth::Of64 => {
@@ -57,11 +59,11 @@ fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
     };
     let rows = 2 * ROWS as usize + (key_stages + value_stages) * KEYS as usize;
     let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
-    let item = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
-    let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBERS;
+    let gates_and_item = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
+    let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBER_TERMS;
     let elements = rows * head_width.columns() + factors;
     let name = if has_slopes { with_slopes } else { plain };
-    (name, elements * size_of::<half::bf16>() + item)
+    (name, elements * size_of::<half::bf16>() + gates_and_item)
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -84,7 +86,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         forward.inputs.tiles = tiles;
         let has_slopes = forward.inputs.slopes != Address::NULL;
         if has_slopes {
-            // Slopes are divided by it. What is below makes scores nothing beside biases.
+            // Slopes are divided by it. With a smaller one, scores would change no probability either way.
             let scale = forward.inputs.scale;
             forward.inputs.scale = scale.abs().max(LEAST_SCALE).copysign(scale);
         }
