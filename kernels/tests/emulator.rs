@@ -11,6 +11,8 @@ mod bodies;
 mod checks;
 #[path = "emulator/forgotten.rs"]
 mod forgotten;
+#[path = "emulator/forgotten_groups.rs"]
+mod forgotten_groups;
 
 use std::sync::Arc;
 
