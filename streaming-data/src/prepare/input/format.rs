@@ -29,7 +29,8 @@ pub(crate) enum Compression {
     Gzip,
     /// Zstandard, of any number of frames.
     Zstd,
-    /// Brotli.
+    /// Brotli, of MosaicML's shards alone.
+    #[cfg(feature = "mds")]
     Brotli,
 }
 

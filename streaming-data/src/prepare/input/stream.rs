@@ -68,6 +68,7 @@ impl Stream {
                 decoder.window_log_max(ZSTD_WINDOW_LOG)?;
                 Box::new(decoder)
             }
+            #[cfg(feature = "mds")]
             Compression::Brotli => {
                 let file = NarrowBrotli { bytes: file, is_begun: false };
                 Box::new(brotli_decompressor::Decompressor::new(file, FILE_BUFFER_BYTES))
@@ -99,11 +100,13 @@ impl Read for Stream {
 
 /// Brotli as its standard has it: with windows up to 16 MiB. A first byte that the standard does not
 /// know asks for windows up to 1 GiB, which the decoder would accept.
+#[cfg(feature = "mds")]
 struct NarrowBrotli<R> {
     bytes: R,
     is_begun: bool,
 }
 
+#[cfg(feature = "mds")]
 impl<R: Read> Read for NarrowBrotli<R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let read = self.bytes.read(bytes)?;

@@ -173,6 +173,7 @@ fn format_code(format: Format) -> u8 {
         Format::JsonLines(Compression::None) => 1,
         Format::JsonLines(Compression::Gzip) => 2,
         Format::JsonLines(Compression::Zstd) => 3,
+        #[cfg(feature = "mds")]
         Format::JsonLines(Compression::Brotli) => 4,
         Format::Parquet => 5,
         Format::Mds => 6,
@@ -185,6 +186,7 @@ fn format_of_code(code: u8) -> Option<Format> {
         1 => Format::JsonLines(Compression::None),
         2 => Format::JsonLines(Compression::Gzip),
         3 => Format::JsonLines(Compression::Zstd),
+        #[cfg(feature = "mds")]
         4 => Format::JsonLines(Compression::Brotli),
         5 => Format::Parquet,
         6 => Format::Mds,
