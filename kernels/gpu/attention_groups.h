@@ -117,13 +117,18 @@ struct Memory {
         alignas(16) activation slopes[COMPUTING][SlopeFactor::ELEMENTS];
         activation key_numbers[KeyNumbers::ELEMENTS];
     };
-    static constexpr u32 RESULTS_AT = QUERY_BYTES + (KEY_STAGES + VALUE_STAGES) * TILE_BYTES;
-    static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES + sizeof(State);
+    // In front of the results, not behind them: compute-sanitizer takes a factor of a product for packed, and asks for twice the memory of
+    // the keys' numbers.
+    static constexpr u32 STATE_AT = QUERY_BYTES + (KEY_STAGES + VALUE_STAGES) * TILE_BYTES;
+    static constexpr u32 PANEL_ALIGNMENT = 1024;
+    static constexpr u32 RESULTS_AT =
+        STATE_AT + (sizeof(State) + PANEL_ALIGNMENT - 1) / PANEL_ALIGNMENT * PANEL_ALIGNMENT;
+    static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES;
 
     activation* start;
 
     __device__ __forceinline__ State& state() const {
-        return *reinterpret_cast<State*>(start + (BYTES - sizeof(State)) / sizeof(activation));
+        return *reinterpret_cast<State*>(start + STATE_AT / sizeof(activation));
     }
     __device__ __forceinline__ activation* queries(u32 panel) const {
         return start + panel * ROWS * PANEL_COLUMNS;

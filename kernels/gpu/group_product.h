@@ -255,18 +255,16 @@ DEVICE void keep(const Factor (&left)[TILES]) {}
 #endif
 
 #if ON_NVIDIA
-// The descriptor of panels, in units of 16 bytes: where they begin; the distance from a panel to the next, where rows
-// of the factor or columns of the result come from several (else unused); the distance from eight rows to the next
-// eight; and that chunks are permuted within 128 bytes.
-DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
-    return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(panel_bytes / 16) << 16 |
-           static_cast<u64>(1024 / 16) << 32 | 1ull << 62;
-}
-// The descriptor of rows of a factor whose terms are contiguous eight by eight, eight rows below one another, unpermuted: where they begin, and
-// the distances to the next eight terms and to the next eight rows.
+// The descriptor of rows of a factor whose terms are contiguous eight by eight, eight rows below one another, unpermuted, in units of 16 bytes:
+// where they begin, and the distances to the next eight terms and to the next eight rows.
 DEVICE u64 unpermuted_at(const activation* start, u32 terms_bytes, u32 rows_bytes) {
     return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(terms_bytes / 16) << 16 |
            static_cast<u64>(rows_bytes / 16) << 32;
+}
+// The descriptor of panels: where they begin; the distance from a panel to the next, where rows of the factor or columns of the result come
+// from several (else unused); the distance from eight rows to the next eight; and that chunks are permuted within 128 bytes.
+DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
+    return unpermuted_at(start, panel_bytes, 1024) | 1ull << 62;
 }
 #endif
 

@@ -92,11 +92,14 @@ pub fn agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let (repeats, shapes) = runs(device.sizes);
-    for (seed, [rows, heads]) in shapes.into_iter().enumerate() {
+    let cases = shapes.into_iter().enumerate().flat_map(|case| [(case, true), (case, false)]);
+    for ((seed, [rows, heads]), has_slopes) in cases {
         let shape = attention_shape(rows, heads, 1.0 / (heads[1] as f32).sqrt(), None);
-        let label = format!("{shape:?}");
-        let case = AttentionCase::new::<B::Activation>(&mut Inputs::new(seed as u64), shape)
-            .with_slopes(shape);
+        let label = format!("{shape:?} biases {has_slopes}");
+        let mut case = AttentionCase::new::<B::Activation>(&mut Inputs::new(seed as u64), shape);
+        if has_slopes {
+            case = case.with_slopes(shape);
+        }
         let inputs = PlacedInputs::new(&mut device, &case, shape);
         let packed = Layout::packed(shape.sequences().rows(), shape.width());
         let dout = Placed::new(&mut device, packed, &case.dout);

@@ -29,6 +29,8 @@ const LEAST_SCALE: f32 = 1e-30;
 const SLOPE_ELEMENTS: usize = 128;
 /// `KeyNumbers::TERMS`.
 const KEY_NUMBER_TERMS: usize = 8;
+/// `Memory::PANEL_ALIGNMENT`: results begin at a multiple of this.
+const PANEL_ALIGNMENT: usize = 1024;
 /// Bytes of keys and values that are walked at a time: what a cache holds beside all else.
 const SECTION_BYTES: u64 = 16 << 20;
 
@@ -47,9 +49,8 @@ struct Groups {
     unused: [u32; 3],
 }
 
-/// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks,
-/// the item's description, and the factors of biases, for which the kernels without slopes have room too: two slopes and the numbers of a
-/// tile's keys.
+/// A kernel, and the dynamic shared memory of its block: queries; rings of tiles; gates, marks, the item's description and the factors of
+/// biases, for which the kernels without slopes have room too: two slopes and the numbers of a tile's keys; and results on their way out.
 fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
     let ([plain, with_slopes], key_stages, value_stages) = match head_width {
         HeadWidth::Of64 => {
@@ -61,9 +62,10 @@ fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
     let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
     let gates_and_item = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
     let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBER_TERMS;
-    let elements = rows * head_width.columns() + factors;
+    let state = gates_and_item + factors * size_of::<half::bf16>();
+    let tiles = rows * head_width.columns() * size_of::<half::bf16>();
     let name = if has_slopes { with_slopes } else { plain };
-    (name, elements * size_of::<half::bf16>() + gates_and_item)
+    (name, tiles + state.next_multiple_of(PANEL_ALIGNMENT))
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
