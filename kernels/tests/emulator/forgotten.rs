@@ -14,6 +14,20 @@ fn assert_needs<P: Precision>(
     assert_change_shows(SourceChange { source, from, to: "" }, body);
 }
 
+/// Whether `body` fails on the kernels of `emulator`. It fails with a message that contains `expected`, or for a reason of its own, which
+/// is an error of the test.
+pub fn fails<P: Precision>(
+    emulator: Emulator,
+    expected: &str,
+    body: impl Fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) -> bool {
+    let arm = Arm::new("changed kernels".to_owned(), Gpu::new(emulator));
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&arm))) else { return false };
+    let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+    assert!(message.contains(expected), "failed for another reason: {message}");
+    true
+}
+
 /// Runs `body` on changed kernels, and asserts that it fails. In warps of 32, for which every code path exists: a check that detects a
 /// break there detects it for other warps.
 #[track_caller]
@@ -23,11 +37,8 @@ fn assert_change_shows<P: Precision>(
 ) {
     let SourceChange { source, from, to } = change;
     let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
-    let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
-    let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-    let Err(panic) = result else { panic!("{source}: no check saw \"{to}\" for {from}") };
-    let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-    assert!(message.contains("found"), "failed for another reason: {message}");
+    let seen = fails(emulator.with_change(change), "found", body);
+    assert!(seen, "{source}: no check saw \"{to}\" for {from}");
 }
 
 /// A kernel that may begin before the kernel ahead of it has ended waits for that one in every
@@ -51,11 +62,8 @@ fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
     for (source, body) in bodies {
         let change = SourceChange { source, from: waits, to: "" };
         let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
-        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
-        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-        let Err(panic) = result else { panic!("{source}: no launch failed without {waits}") };
-        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(message.contains("has not waited"), "failed for another reason: {message}");
+        let seen = fails(emulator.with_change(change), "has not waited", body);
+        assert!(seen, "{source}: no launch failed without {waits}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Kernels of groups of warps that multiply together, with something forgotten or changed: each must fail a body.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
+use super::forgotten::fails;
 use super::*;
 
 /// Whether a body fails in groups of warps that multiply together, where a kernel is changed or is not.
@@ -15,11 +14,7 @@ fn fails_in_groups(
     if let Some(change) = change {
         emulator = emulator.with_change(change);
     }
-    let arm = Arm::new(format!("groups, seed {seed}"), Gpu::new(emulator));
-    let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(&arm))) else { return false };
-    let message = panic.downcast_ref::<String>().map_or("", String::as_str);
-    assert!(message.contains("found"), "failed for another reason: {message}");
-    true
+    fails(emulator, "found", body)
 }
 
 /// Products have one order over their terms; and where warps have their own rings, a block waits for all of them.
