@@ -131,7 +131,11 @@ impl TrainProgress {
                 self.bar.set_position(metrics.step);
                 self.bar.set_message(words.clone());
                 if self.bar.is_hidden() && self.line_is_due() {
-                    note_line!("step {}: {words}", metrics.step);
+                    // What a bar shows by itself. The time that is left knows of a step from the tick after it on.
+                    self.bar.tick();
+                    let steps = self.bar.length().unwrap_or(metrics.step);
+                    let left = left_in_words(self.bar.eta(), metrics.step >= steps);
+                    note_line!("step {} of {steps}: {words} eta {left}", metrics.step);
                 }
             }
             TrainEvent::Evaluated { step, loss } => {
