@@ -120,7 +120,6 @@ struct Memory {
     // In front of the results, not behind them: compute-sanitizer takes a factor of a product for packed, and asks for twice the memory of
     // the keys' numbers.
     static constexpr u32 STATE_AT = QUERY_BYTES + (KEY_STAGES + VALUE_STAGES) * TILE_BYTES;
-    static constexpr u32 PANEL_ALIGNMENT = 1024;
     static constexpr u32 RESULTS_AT =
         STATE_AT + (sizeof(State) + PANEL_ALIGNMENT - 1) / PANEL_ALIGNMENT * PANEL_ALIGNMENT;
     static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES;

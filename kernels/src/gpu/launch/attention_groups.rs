@@ -29,7 +29,7 @@ const LEAST_SCALE: f32 = 1e-30;
 const SLOPE_ELEMENTS: usize = 128;
 /// `KeyNumbers::TERMS`.
 const KEY_NUMBER_TERMS: usize = 8;
-/// `Memory::PANEL_ALIGNMENT`: results begin at a multiple of this.
+/// `PANEL_ALIGNMENT` of group_product.h: results begin at a multiple of this.
 const PANEL_ALIGNMENT: usize = 1024;
 /// Bytes of keys and values that are walked at a time: what a cache holds beside all else.
 const SECTION_BYTES: u64 = 16 << 20;
