@@ -406,10 +406,12 @@ DEVICE void forward(const Arguments& arguments) {
     }                                                                   \
     SHARED_BYTES(name, groups::Memory<HEAD_WIDTH>::BYTES);
 
-#if HEAD_WIDTH == 64
-FORWARD_GROUPS(attention_forward_groups_64, NONE)
+#if HEAD_WIDTH == 64 && HAS_SLOPES
 FORWARD_GROUPS(attention_forward_groups_slopes_64, SLOPES)
+#elif HEAD_WIDTH == 64
+FORWARD_GROUPS(attention_forward_groups_64, NONE)
+#elif HAS_SLOPES
+FORWARD_GROUPS(attention_forward_groups_slopes_128, SLOPES)
 #else
 FORWARD_GROUPS(attention_forward_groups_128, NONE)
-FORWARD_GROUPS(attention_forward_groups_slopes_128, SLOPES)
 #endif

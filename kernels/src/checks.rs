@@ -76,7 +76,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 22] {
 
 /// The kernels that are compiled in parallel before the checks: most of those that the checks
 /// launch.
-const KERNELS: [KernelGroup; 27] = [
+const KERNELS: [KernelGroup; 28] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -96,10 +96,11 @@ const KERNELS: [KernelGroup; 27] = [
     KernelGroup::HeadScan { states: 5 },
     KernelGroup::HeadScan { states: 128 },
     KernelGroup::HeadScanPiece { states: 128 },
-    KernelGroup::Attention { head_width: 5 },
-    KernelGroup::Attention { head_width: 64 },
-    KernelGroup::AttentionCached { head_width: 5 },
-    KernelGroup::AttentionCached { head_width: 64 },
+    KernelGroup::Attention { head_width: 5, has_slopes: true },
+    KernelGroup::Attention { head_width: 64, has_slopes: false },
+    KernelGroup::Attention { head_width: 64, has_slopes: true },
+    KernelGroup::AttentionCached { head_width: 5, has_slopes: true },
+    KernelGroup::AttentionCached { head_width: 64, has_slopes: true },
     KernelGroup::GradientSums,
     KernelGroup::Optimizer,
     KernelGroup::OrderedProduct,

@@ -47,6 +47,8 @@ pub enum KernelGroup {
     Attention {
         /// p
         head_width: usize,
+        /// Whether heads have the slopes of ALiBi.
+        has_slopes: bool,
     },
     /// The convolution of pieces of sequences.
     CausalConv1dPiece,
@@ -66,6 +68,8 @@ pub enum KernelGroup {
     AttentionCached {
         /// p
         head_width: usize,
+        /// Whether heads have the slopes of ALiBi.
+        has_slopes: bool,
     },
     /// Sums and means of gradients, and sums of their squares.
     GradientSums,

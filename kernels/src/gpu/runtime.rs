@@ -61,7 +61,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
 
     fn prepare(&self, groups: &[KernelGroup]) -> Result<()> {
         let is_scan_of_sixteen = |channels, states| self.is_scan_of_sixteen(channels, states);
-        self.compile(of_groups(groups, is_scan_of_sixteen))
+        self.compile(of_groups(groups, is_scan_of_sixteen, |width| self.takes_groups(width)))
     }
 
     fn device_stream(&self) -> Result<GpuStream<D>> {

@@ -131,6 +131,12 @@ pub static ATTENTION_FORWARD: [Source; 4] = [
     source!("attention_forward.cu", HEAD_WIDTH = "128"),
     source!("attention_forward.cu", HEAD_WIDTH = "256"),
 ];
+/// The same where groups of warps multiply together and heads have slopes, by the widths that there are such kernels for. Devices
+/// without such groups have one kernel for both.
+pub static ATTENTION_FORWARD_SLOPES: [Source; 2] = [
+    source!("attention_forward.cu", HEAD_WIDTH = "64", HAS_SLOPES = "1"),
+    source!("attention_forward.cu", HEAD_WIDTH = "128", HAS_SLOPES = "1"),
+];
 /// Attention of one new position from a cache.
 pub static ATTENTION_STEP: Source = source!("attention_step.cu");
 /// The convolution, and its single step.
@@ -227,6 +233,8 @@ pub static ALL: &[&Source] = &[
     &ATTENTION_FORWARD[1],
     &ATTENTION_FORWARD[2],
     &ATTENTION_FORWARD[3],
+    &ATTENTION_FORWARD_SLOPES[0],
+    &ATTENTION_FORWARD_SLOPES[1],
     &ATTENTION_STEP,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
@@ -271,12 +279,17 @@ pub static ALL: &[&Source] = &[
 ];
 
 /// The sources of groups of kernels, each once. `is_scan_of_sixteen` says whether the device scans that many channels and states by
-/// the kernels for sixteen states.
+/// the kernels for sixteen states, and `takes_groups` whether groups of warps multiply together for heads of a width.
 pub(super) fn of_groups(
     groups: &[KernelGroup],
     is_scan_of_sixteen: impl Fn(usize, usize) -> bool,
+    takes_groups: impl Fn(HeadWidth) -> bool,
 ) -> Vec<&'static Source> {
     let mut sources: Vec<&'static Source> = Vec::new();
+    let forward = |width: HeadWidth, has_slopes| match has_slopes && takes_groups(width) {
+        true => width.forward_with_slopes(),
+        false => width.forward(),
+    };
     for &group in groups {
         match group {
             KernelGroup::Embedding => sources.push(&EMBEDDING),
@@ -306,9 +319,9 @@ pub(super) fn of_groups(
                 let class = HeadStates::of(states);
                 sources.extend([class.forward(), class.backward(), &SCAN_SUMS]);
             }
-            KernelGroup::Attention { head_width } => {
+            KernelGroup::Attention { head_width, has_slopes } => {
                 let width = HeadWidth::of(head_width);
-                sources.extend([width.forward(), width.backward()]);
+                sources.extend([forward(width, has_slopes), width.backward()]);
             }
             KernelGroup::CausalConv1dPiece => sources.push(&CAUSAL_CONV1D),
             KernelGroup::SelectiveScanPiece { channels, states }
@@ -318,8 +331,8 @@ pub(super) fn of_groups(
             }
             KernelGroup::SelectiveScanPiece { .. } => sources.push(&SCAN_ANY),
             KernelGroup::HeadScanPiece { states } => sources.push(HeadStates::of(states).piece()),
-            KernelGroup::AttentionCached { head_width } => {
-                let forward = HeadWidth::of(head_width).forward();
+            KernelGroup::AttentionCached { head_width, has_slopes } => {
+                let forward = forward(HeadWidth::of(head_width), has_slopes);
                 sources.extend([forward, &ATTENTION_CACHE, &ATTENTION_STEP]);
             }
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),

@@ -266,7 +266,9 @@ impl<B: Backend> Block<B> for TransformerBlock {
     }
 
     fn kernels(&self) -> Vec<KernelGroup> {
-        self.kernels_around(KernelGroup::Attention { head_width: self.attention.head_width })
+        let Attention { head_width, slopes, .. } = &self.attention;
+        let (head_width, has_slopes) = (*head_width, slopes.is_some());
+        self.kernels_around(KernelGroup::Attention { head_width, has_slopes })
     }
 
     fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes> {

@@ -53,7 +53,9 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     type Workspace = TransformerRows<B>;
 
     fn generation_kernels(&self) -> Vec<KernelGroup> {
-        let attention = KernelGroup::AttentionCached { head_width: self.attention.head_width };
+        let has_slopes = self.attention.slopes.is_some();
+        let head_width = self.attention.head_width;
+        let attention = KernelGroup::AttentionCached { head_width, has_slopes };
         self.kernels_around(attention)
     }
 

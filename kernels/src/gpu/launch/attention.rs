@@ -10,7 +10,9 @@ use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind, Launch};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{ATTENTION_BACKWARD, ATTENTION_CACHE, ATTENTION_FORWARD, Source};
+use crate::gpu::source::{
+    ATTENTION_BACKWARD, ATTENTION_CACHE, ATTENTION_FORWARD, ATTENTION_FORWARD_SLOPES, Source,
+};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::{AttentionShape, SequenceShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -95,6 +97,15 @@ impl HeadWidth {
     /// The kernels of the forward pass, and those from a cache.
     pub(in crate::gpu) fn forward(self) -> &'static Source {
         &ATTENTION_FORWARD[self as usize]
+    }
+
+    /// The same where groups of warps multiply together and heads have slopes.
+    pub(in crate::gpu) fn forward_with_slopes(self) -> &'static Source {
+        match self {
+            Self::Of64 => &ATTENTION_FORWARD_SLOPES[0],
+            Self::Of128 => &ATTENTION_FORWARD_SLOPES[1],
+            Self::Of32 | Self::Of256 => self.forward(),
+        }
     }
 
     /// The kernels of the gradients.
@@ -358,7 +369,7 @@ impl<D: Driver, P: Precision> CachedAttention for Gpu<D, P> {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Whether groups of warps multiply together for these heads.
-    pub(super) fn takes_groups(&self, head_width: HeadWidth) -> bool {
+    pub(in crate::gpu) fn takes_groups(&self, head_width: HeadWidth) -> bool {
         let has_groups = self.driver.properties().group_products;
         has_groups && P::ELEMENT == ElementKind::Bf16 && head_width.is_for_groups()
     }

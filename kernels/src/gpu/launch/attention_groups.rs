@@ -12,6 +12,7 @@ use super::sizes::{blocks, size32, stride_bytes};
 use crate::error::Result;
 use crate::gpu::driver::{Address, Driver, Launch, TileMap, TiledRows};
 use crate::gpu::precision::Precision;
+use crate::gpu::source::Source;
 use crate::gpu::stream::ScratchSlot;
 use crate::gpu::{Gpu, GpuStream};
 
@@ -51,12 +52,16 @@ struct Groups {
 
 /// A kernel, and the dynamic shared memory of its block: queries; rings of tiles; gates, marks, the item's description and the factors of
 /// biases, for which the kernels without slopes have room too: two slopes and the numbers of a tile's keys; and results on their way out.
-fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
+fn kernel(head_width: HeadWidth, has_slopes: bool) -> (&'static Source, KernelName, usize) {
     let ([plain, with_slopes], key_stages, value_stages) = match head_width {
         HeadWidth::Of64 => {
             (["attention_forward_groups_64", "attention_forward_groups_slopes_64"], 4, 4)
         }
         _ => (["attention_forward_groups_128", "attention_forward_groups_slopes_128"], 2, 3),
+    };
+    let (source, name) = match has_slopes {
+        true => (head_width.forward_with_slopes(), with_slopes),
+        false => (head_width.forward(), plain),
     };
     let rows = 2 * ROWS as usize + (key_stages + value_stages) * KEYS as usize;
     let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
@@ -64,8 +69,7 @@ fn kernel(head_width: HeadWidth, has_slopes: bool) -> (KernelName, usize) {
     let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBER_TERMS;
     let state = gates_and_item + factors * size_of::<half::bf16>();
     let tiles = rows * head_width.columns() * size_of::<half::bf16>();
-    let name = if has_slopes { with_slopes } else { plain };
-    (name, tiles + state.next_multiple_of(PANEL_ALIGNMENT))
+    (source, name, tiles + state.next_multiple_of(PANEL_ALIGNMENT))
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -108,11 +112,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             by_engine,
             unused: [0; 3],
         };
-        let (name, shared_bytes) = kernel(plan.head_width(), has_slopes);
+        let (source, name, shared_bytes) = kernel(plan.head_width(), has_slopes);
         let resident = items.min(device.multiprocessors as usize);
         let launch = Launch { shared_bytes, ..blocks(plan.kernel, resident, THREADS)? };
         // SAFETY: the caller's; the count is this kernel's alone.
-        unsafe { self.launch(stream, plan.head_width().forward(), name, launch, arguments) }
+        unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 
     /// How the copy engine finds queries, keys and values; nothing where it cannot.
