@@ -353,7 +353,7 @@ DEVICE void norm_backward(const NormBackward& arguments) {
     }
 }
 
-#if !OF_ACTIVATIONS
+#if BACKWARD && !OF_ACTIVATIONS
 // A block for each row: dx in activation precision, for cases in which the kernel that adds to dx accesses elements one
 // by one. That kernel has no registers left to round dx itself.
 KERNEL(round_dx_single, THREADS, 1, NormBackward) {

@@ -52,7 +52,7 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
-#if !OF_ACTIVATIONS
+#if !OF_ACTIVATIONS && !BACKWARD
 // The same bits, for so few rows that latency dominates and rows short enough for registers: a thread loads its part of
 // the parameters before it waits for a row, and no load waits for a store.
 KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
@@ -81,26 +81,31 @@ KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
 }
 
 KERNEL(rms_norm_forward_ahead_narrow, THREADS, 5, NormForward) { norm_forward_ahead<Norm::RMS, 1>(arguments); }
+#elif !OF_ACTIVATIONS
 KERNEL(rms_norm_backward_ahead_narrow, THREADS, 4, NormBackward) { norm_backward_ahead<Norm::RMS, 1>(arguments); }
 KERNEL(rms_norm_backward_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::RMS, 2>(arguments); }
 #endif
 
-// The kernels of a team and an access, for activations or the residual stream.
-#if OF_ACTIVATIONS
+// The kernels of a team and an access, for activations or the residual stream, forward or backward.
+#if OF_ACTIVATIONS && BACKWARD
+#define RMS_NORM(variant, TEAM, ACCESS)                                        \
+    KERNEL(rms_norm_backward_activation_##variant, THREADS, 2, NormBackward) { \
+        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments); \
+    }
+#elif OF_ACTIVATIONS
 #define RMS_NORM(variant, TEAM, ACCESS)                                        \
     KERNEL(rms_norm_forward_activation_##variant, THREADS, 6, NormForward) {   \
         forward<TEAM, ACCESS, activation>(arguments);                          \
-    }                                                                          \
-    KERNEL(rms_norm_backward_activation_##variant, THREADS, 2, NormBackward) { \
-        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments); \
+    }
+#elif BACKWARD
+#define RMS_NORM(variant, TEAM, ACCESS)                                        \
+    KERNEL(rms_norm_backward_##variant, THREADS, 2, NormBackward) {            \
+        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::ADDED>(arguments);    \
     }
 #else
 #define RMS_NORM(variant, TEAM, ACCESS)                                        \
     KERNEL(rms_norm_forward_##variant, THREADS, 6, NormForward) {              \
         forward<TEAM, ACCESS, float>(arguments);                               \
-    }                                                                          \
-    KERNEL(rms_norm_backward_##variant, THREADS, 2, NormBackward) {            \
-        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::ADDED>(arguments);    \
     }
 #endif
 

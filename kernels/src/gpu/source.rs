@@ -162,10 +162,17 @@ pub static GATED_SILU: Source = source!("gated_silu.cu");
 pub static GELU: Source = source!("gelu.cu");
 /// Sums of gradients, and of their squares.
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
-/// Layer norm and its gradients.
-pub static LAYER_NORM: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "0");
-/// The same of activations.
-pub static LAYER_NORM_OF_ACTIVATIONS: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "1");
+/// Layer norm.
+pub static LAYER_NORM: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "0", BACKWARD = "0");
+/// Its gradients.
+pub static LAYER_NORM_BACKWARD: Source =
+    source!("layer_norm.cu", OF_ACTIVATIONS = "0", BACKWARD = "1");
+/// Layer norm of activations.
+pub static LAYER_NORM_OF_ACTIVATIONS: Source =
+    source!("layer_norm.cu", OF_ACTIVATIONS = "1", BACKWARD = "0");
+/// Its gradients.
+pub static LAYER_NORM_OF_ACTIVATIONS_BACKWARD: Source =
+    source!("layer_norm.cu", OF_ACTIVATIONS = "1", BACKWARD = "1");
 /// The forward scan of heads, by rising number that states are padded to.
 pub static HEAD_SCAN_FORWARD: [Source; 3] = [
     source!("head_scan_forward.cu", HEAD_STATES = "64"),
@@ -192,11 +199,17 @@ pub static OPTIMIZER: Source = source!("optimizer.cu");
 pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");
 /// Gradients of parameters from the partial sums of runs of rows.
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
-/// RMSNorm and its gradients.
-pub static RMS_NORM: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0");
-/// The same of activations, whose heads may be normed each by itself.
-pub static RMS_NORM_OF_ACTIVATIONS: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "1");
-/// The same for rows or heads of at most 128 columns.
+/// RMSNorm.
+pub static RMS_NORM: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0", BACKWARD = "0");
+/// Its gradients.
+pub static RMS_NORM_BACKWARD: Source = source!("rms_norm.cu", OF_ACTIVATIONS = "0", BACKWARD = "1");
+/// RMSNorm of activations, whose heads may be normed each by itself.
+pub static RMS_NORM_OF_ACTIVATIONS: Source =
+    source!("rms_norm.cu", OF_ACTIVATIONS = "1", BACKWARD = "0");
+/// Its gradients.
+pub static RMS_NORM_OF_ACTIVATIONS_BACKWARD: Source =
+    source!("rms_norm.cu", OF_ACTIVATIONS = "1", BACKWARD = "1");
+/// RMSNorm of rows or heads of at most 128 columns, and its gradients.
 pub static RMS_NORM_HEADS: Source = source!("rms_norm_heads.cu", OF_ACTIVATIONS = "1");
 /// Rotary positions and their gradients.
 pub static ROTARY: Source = source!("rotary.cu");
@@ -257,13 +270,17 @@ pub static ALL: &[&Source] = &[
     &HEAD_SCAN_PIECE[1],
     &HEAD_SCAN_PIECE[2],
     &LAYER_NORM,
+    &LAYER_NORM_BACKWARD,
     &LAYER_NORM_OF_ACTIVATIONS,
+    &LAYER_NORM_OF_ACTIVATIONS_BACKWARD,
     &LIKELIEST,
     &OPTIMIZER,
     &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
     &RMS_NORM,
+    &RMS_NORM_BACKWARD,
     &RMS_NORM_OF_ACTIVATIONS,
+    &RMS_NORM_OF_ACTIVATIONS_BACKWARD,
     &RMS_NORM_HEADS,
     &ROTARY,
     &SCAN_FORWARD,
@@ -294,13 +311,19 @@ pub(super) fn of_groups(
         match group {
             KernelGroup::Embedding => sources.push(&EMBEDDING),
             KernelGroup::CrossEntropy => sources.push(&CROSS_ENTROPY),
-            KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
-            KernelGroup::RmsNormOfActivations => {
-                sources.extend([&RMS_NORM_OF_ACTIVATIONS, &RMS_NORM_HEADS, &PARTIAL_SUMS]);
+            KernelGroup::RmsNorm => {
+                sources.extend([&RMS_NORM, &RMS_NORM_BACKWARD, &PARTIAL_SUMS]);
             }
-            KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
+            KernelGroup::RmsNormOfActivations => {
+                let of_rows = [&RMS_NORM_OF_ACTIVATIONS, &RMS_NORM_OF_ACTIVATIONS_BACKWARD];
+                sources.extend(of_rows.into_iter().chain([&RMS_NORM_HEADS, &PARTIAL_SUMS]));
+            }
+            KernelGroup::LayerNorm => {
+                sources.extend([&LAYER_NORM, &LAYER_NORM_BACKWARD, &PARTIAL_SUMS]);
+            }
             KernelGroup::LayerNormOfActivations => {
-                sources.extend([&LAYER_NORM_OF_ACTIVATIONS, &PARTIAL_SUMS]);
+                let of_rows = [&LAYER_NORM_OF_ACTIVATIONS, &LAYER_NORM_OF_ACTIVATIONS_BACKWARD];
+                sources.extend(of_rows.into_iter().chain([&PARTIAL_SUMS]));
             }
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
             KernelGroup::Likeliest => sources.push(&LIKELIEST),

@@ -13,8 +13,9 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{
-    LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, RMS_NORM_HEADS, RMS_NORM_OF_ACTIVATIONS,
-    Source,
+    LAYER_NORM, LAYER_NORM_BACKWARD, LAYER_NORM_OF_ACTIVATIONS, LAYER_NORM_OF_ACTIVATIONS_BACKWARD,
+    RMS_NORM, RMS_NORM_BACKWARD, RMS_NORM_HEADS, RMS_NORM_OF_ACTIVATIONS,
+    RMS_NORM_OF_ACTIVATIONS_BACKWARD, Source,
 };
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::{NormKind, NormShape};
@@ -176,20 +177,20 @@ impl Kernels {
     fn backward<B: Runtime>(kind: NormKind, x: &NormInput<'_, B>) -> Self {
         match (kind, x) {
             (NormKind::RootMeanSquare, NormInput::Residual(_)) => {
-                kernels!(RMS_NORM, "rms_norm_backward", ahead)
+                kernels!(RMS_NORM_BACKWARD, "rms_norm_backward", ahead)
             }
             (NormKind::RootMeanSquare, NormInput::Activation(_)) => {
                 kernels!(
-                    RMS_NORM_OF_ACTIVATIONS,
+                    RMS_NORM_OF_ACTIVATIONS_BACKWARD,
                     "rms_norm_backward_activation",
                     "rms_norm_backward_heads"
                 )
             }
             (NormKind::Layer, NormInput::Residual(_)) => {
-                kernels!(LAYER_NORM, "layer_norm_backward_residual", ahead)
+                kernels!(LAYER_NORM_BACKWARD, "layer_norm_backward_residual", ahead)
             }
             (NormKind::Layer, NormInput::Activation(_)) => {
-                kernels!(LAYER_NORM_OF_ACTIVATIONS, "layer_norm_backward_activation")
+                kernels!(LAYER_NORM_OF_ACTIVATIONS_BACKWARD, "layer_norm_backward_activation")
             }
         }
     }
