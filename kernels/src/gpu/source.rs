@@ -315,15 +315,15 @@ pub(super) fn of_groups(
                 sources.extend([&RMS_NORM, &RMS_NORM_BACKWARD, &PARTIAL_SUMS]);
             }
             KernelGroup::RmsNormOfActivations => {
-                let of_rows = [&RMS_NORM_OF_ACTIVATIONS, &RMS_NORM_OF_ACTIVATIONS_BACKWARD];
-                sources.extend(of_rows.into_iter().chain([&RMS_NORM_HEADS, &PARTIAL_SUMS]));
+                sources.extend([&RMS_NORM_OF_ACTIVATIONS, &RMS_NORM_OF_ACTIVATIONS_BACKWARD]);
+                sources.extend([&RMS_NORM_HEADS, &PARTIAL_SUMS]);
             }
             KernelGroup::LayerNorm => {
                 sources.extend([&LAYER_NORM, &LAYER_NORM_BACKWARD, &PARTIAL_SUMS]);
             }
             KernelGroup::LayerNormOfActivations => {
-                let of_rows = [&LAYER_NORM_OF_ACTIVATIONS, &LAYER_NORM_OF_ACTIVATIONS_BACKWARD];
-                sources.extend(of_rows.into_iter().chain([&PARTIAL_SUMS]));
+                sources.extend([&LAYER_NORM_OF_ACTIVATIONS, &LAYER_NORM_OF_ACTIVATIONS_BACKWARD]);
+                sources.push(&PARTIAL_SUMS);
             }
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
             KernelGroup::Likeliest => sources.push(&LIKELIEST),
