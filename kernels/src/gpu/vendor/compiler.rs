@@ -2,6 +2,7 @@
 //! their names.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::time::Instant;
 
 use super::library::OpenLibrary;
 use crate::error::{KernelError, Result};
@@ -139,7 +140,10 @@ impl Compiler {
         }
         check()?;
         tracing::info!(%source, architecture, "compiling kernels");
+        let started = Instant::now();
         let image = self.compile(source, architecture, arguments)?;
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::debug!(%source, seconds, "compiled kernels");
         entry.write(&image);
         Ok(image)
     }
