@@ -157,6 +157,12 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
     assert!(finished.stdout.starts_with("done: 14 steps"), "{finished:?}");
     assert!(finished.stderr.contains("fetching s3://bucket/a%20run/checkpoints/"), "{finished:?}");
     assert!(finished.stderr.contains("schedule ends with step 12"), "{finished:?}");
+    // Standard error is no terminal here, so that steps are lines.
+    let first = finished.stderr.lines().find(|line| line.starts_with("step 13 of 14: loss "));
+    assert!(
+        first.is_some_and(|line| line.contains(" tokens/s") && line.contains(" eta ")),
+        "{finished:?}"
+    );
     let fewer = stored.train("another cache", &["-w", "1"]).finish().expect(0);
     assert!(fewer.stderr.contains("more steps already than the 12 "), "{fewer:?}");
     let outcome = stored.outcome();

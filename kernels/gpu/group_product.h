@@ -264,7 +264,7 @@ DEVICE u64 unpermuted_at(const activation* start, u32 terms_bytes, u32 rows_byte
 // The descriptor of panels: where they begin; the distance from a panel to the next, where rows of the factor or columns of the result come
 // from several (else unused); the distance from eight rows to the next eight; and that chunks are permuted within 128 bytes.
 DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
-    return unpermuted_at(start, panel_bytes, 1024) | 1ull << 62;
+    return unpermuted_at(start, panel_bytes, 8 * PANEL_COLUMNS * sizeof(activation)) | 1ull << 62;
 }
 #endif
 

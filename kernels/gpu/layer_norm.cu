@@ -149,41 +149,18 @@ DEVICE void forward_few(const NormForward& arguments) {
     }
 }
 
-// The kernels of a team and an access, for activations or the residual stream, forward or backward. FORWARD_BLOCKS and BLOCKS are the
-// blocks that the registers of the forward kernel of the residual stream and of the backward kernel of activations allow.
 #if OF_ACTIVATIONS && BACKWARD
-#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
-    KERNEL(layer_norm_backward_activation_##variant, THREADS, BLOCKS, NormBackward) {       \
-        norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::IN_PLACE>(arguments);            \
-    }
+NORM_KERNELS(layer_norm_backward_activation, NormBackward, 2, 1, norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::IN_PLACE>)
 #elif OF_ACTIVATIONS
-#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
-    KERNEL(layer_norm_forward_activation_##variant, THREADS, 4, NormForward) {              \
-        forward<TEAM, ACCESS, activation>(arguments);                                       \
-    }
+NORM_KERNELS(layer_norm_forward_activation, NormForward, 4, 4, forward<TEAM, ACCESS, activation>)
 KERNEL(layer_norm_forward_activation_few, THREADS, 2, NormForward) { forward_few<activation>(arguments); }
 #elif BACKWARD
-#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
-    KERNEL(layer_norm_backward_residual_##variant, THREADS, 2, NormBackward) {              \
-        norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::ADDED>(arguments);               \
-    }
-KERNEL(layer_norm_backward_residual_ahead_narrow, THREADS, 4, NormBackward) {
-    norm_backward_ahead<Norm::LAYER, 1>(arguments);
-}
-KERNEL(layer_norm_backward_residual_ahead, THREADS, 2, NormBackward) {
-    norm_backward_ahead<Norm::LAYER, 2>(arguments);
-}
+NORM_KERNELS(layer_norm_backward_residual, NormBackward, 2, 2, norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::ADDED>)
+KERNEL(layer_norm_backward_residual_ahead_narrow, THREADS, 4, NormBackward) { norm_backward_ahead<Norm::LAYER, 1>(arguments); }
+KERNEL(layer_norm_backward_residual_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::LAYER, 2>(arguments); }
 #else
-#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
-    KERNEL(layer_norm_forward_residual_##variant, THREADS, FORWARD_BLOCKS, NormForward) {   \
-        forward<TEAM, ACCESS, float>(arguments);                                            \
-    }
+NORM_KERNELS(layer_norm_forward_residual, NormForward, 5, 4, forward<TEAM, ACCESS, float>)
 KERNEL(layer_norm_forward_residual_ahead_narrow, THREADS, 4, NormForward) { norm_forward_ahead<Norm::LAYER, 1>(arguments); }
 KERNEL(layer_norm_forward_residual_ahead, THREADS, 3, NormForward) { norm_forward_ahead<Norm::LAYER, 2>(arguments); }
 KERNEL(layer_norm_forward_residual_few, THREADS, 2, NormForward) { forward_few<float>(arguments); }
 #endif
-
-LAYER_NORM(wide, THREADS, Access::WIDE, 5, 2)
-LAYER_NORM(single, THREADS, Access::SINGLE, 4, 1)
-LAYER_NORM(short_wide, WARP, Access::WIDE, 5, 2)
-LAYER_NORM(short_single, WARP, Access::SINGLE, 4, 1)

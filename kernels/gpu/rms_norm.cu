@@ -86,30 +86,12 @@ KERNEL(rms_norm_backward_ahead_narrow, THREADS, 4, NormBackward) { norm_backward
 KERNEL(rms_norm_backward_ahead, THREADS, 2, NormBackward) { norm_backward_ahead<Norm::RMS, 2>(arguments); }
 #endif
 
-// The kernels of a team and an access, for activations or the residual stream, forward or backward.
 #if OF_ACTIVATIONS && BACKWARD
-#define RMS_NORM(variant, TEAM, ACCESS)                                        \
-    KERNEL(rms_norm_backward_activation_##variant, THREADS, 2, NormBackward) { \
-        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments); \
-    }
+NORM_KERNELS(rms_norm_backward_activation, NormBackward, 2, 2, norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>)
 #elif OF_ACTIVATIONS
-#define RMS_NORM(variant, TEAM, ACCESS)                                        \
-    KERNEL(rms_norm_forward_activation_##variant, THREADS, 6, NormForward) {   \
-        forward<TEAM, ACCESS, activation>(arguments);                          \
-    }
+NORM_KERNELS(rms_norm_forward_activation, NormForward, 6, 6, forward<TEAM, ACCESS, activation>)
 #elif BACKWARD
-#define RMS_NORM(variant, TEAM, ACCESS)                                        \
-    KERNEL(rms_norm_backward_##variant, THREADS, 2, NormBackward) {            \
-        norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::ADDED>(arguments);    \
-    }
+NORM_KERNELS(rms_norm_backward, NormBackward, 2, 2, norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::ADDED>)
 #else
-#define RMS_NORM(variant, TEAM, ACCESS)                                        \
-    KERNEL(rms_norm_forward_##variant, THREADS, 6, NormForward) {              \
-        forward<TEAM, ACCESS, float>(arguments);                               \
-    }
+NORM_KERNELS(rms_norm_forward, NormForward, 6, 6, forward<TEAM, ACCESS, float>)
 #endif
-
-RMS_NORM(wide, THREADS, Access::WIDE)
-RMS_NORM(single, THREADS, Access::SINGLE)
-RMS_NORM(short_wide, WARP, Access::WIDE)
-RMS_NORM(short_single, WARP, Access::SINGLE)

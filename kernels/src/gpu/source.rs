@@ -303,9 +303,9 @@ pub(super) fn of_groups(
     takes_groups: impl Fn(HeadWidth) -> bool,
 ) -> Vec<&'static Source> {
     let mut sources: Vec<&'static Source> = Vec::new();
-    let forward = |width: HeadWidth, has_slopes| match has_slopes && takes_groups(width) {
-        true => width.forward_with_slopes(),
-        false => width.forward(),
+    let forward = |head_width: usize, has_slopes| {
+        let width = HeadWidth::of(head_width);
+        width.forward(has_slopes && takes_groups(width))
     };
     for &group in groups {
         match group {
@@ -343,8 +343,8 @@ pub(super) fn of_groups(
                 sources.extend([class.forward(), class.backward(), &SCAN_SUMS]);
             }
             KernelGroup::Attention { head_width, has_slopes } => {
-                let width = HeadWidth::of(head_width);
-                sources.extend([forward(width, has_slopes), width.backward()]);
+                let backward = HeadWidth::of(head_width).backward();
+                sources.extend([forward(head_width, has_slopes), backward]);
             }
             KernelGroup::CausalConv1dPiece => sources.push(&CAUSAL_CONV1D),
             KernelGroup::SelectiveScanPiece { channels, states }
@@ -355,7 +355,7 @@ pub(super) fn of_groups(
             KernelGroup::SelectiveScanPiece { .. } => sources.push(&SCAN_ANY),
             KernelGroup::HeadScanPiece { states } => sources.push(HeadStates::of(states).piece()),
             KernelGroup::AttentionCached { head_width, has_slopes } => {
-                let forward = forward(HeadWidth::of(head_width), has_slopes);
+                let forward = forward(head_width, has_slopes);
                 sources.extend([forward, &ATTENTION_CACHE, &ATTENTION_STEP]);
             }
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),

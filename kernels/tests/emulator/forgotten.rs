@@ -375,9 +375,9 @@ fn a_forgotten_part_of_a_scan_of_heads_fails_the_body() {
 #[test]
 fn a_norm_of_other_elements_than_a_heads_fails_the_body() {
     let of_heads = bodies::rms_norm::of_activations_agrees;
-    let backward = "norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(arguments);";
-    let of_two = "NormBackward of_two = arguments; of_two.heads *= 2; \
-                  norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(of_two);";
+    let backward = "norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>)";
+    let of_two = "[](NormBackward of_two) { of_two.heads *= 2; \
+                  norm_backward<Norm::RMS, TEAM, ACCESS, Gradient::IN_PLACE>(of_two); })";
     let of_first = "row / arguments.heads * arguments.x_stride";
     let (wide, narrow) = ("rms_norm.cu", "rms_norm_heads.cu");
     for (source, from, to) in [

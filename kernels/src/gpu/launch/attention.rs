@@ -94,17 +94,13 @@ impl HeadWidth {
         }
     }
 
-    /// The kernels of the forward pass, and those from a cache.
-    pub(in crate::gpu) fn forward(self) -> &'static Source {
-        &ATTENTION_FORWARD[self as usize]
-    }
-
-    /// The same where groups of warps multiply together and heads have slopes.
-    pub(in crate::gpu) fn forward_with_slopes(self) -> &'static Source {
+    /// The kernels of the forward pass, and those from a cache; `has_slopes` where groups of warps multiply together for heads with
+    /// slopes.
+    pub(in crate::gpu) fn forward(self, has_slopes: bool) -> &'static Source {
         match self {
-            Self::Of64 => &ATTENTION_FORWARD_SLOPES[0],
-            Self::Of128 => &ATTENTION_FORWARD_SLOPES[1],
-            Self::Of32 | Self::Of256 => self.forward(),
+            Self::Of64 if has_slopes => &ATTENTION_FORWARD_SLOPES[0],
+            Self::Of128 if has_slopes => &ATTENTION_FORWARD_SLOPES[1],
+            _ => &ATTENTION_FORWARD[self as usize],
         }
     }
 
@@ -405,7 +401,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: `out` was just checked; the caller guarantees the validity of the rest.
         unsafe {
             let name = head_width.choose(FORWARD);
-            self.launch(stream, head_width.forward(), name, launch, arguments)
+            self.launch(stream, head_width.forward(false), name, launch, arguments)
         }
     }
 }

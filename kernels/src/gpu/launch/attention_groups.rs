@@ -59,17 +59,14 @@ fn kernel(head_width: HeadWidth, has_slopes: bool) -> (&'static Source, KernelNa
         }
         _ => (["attention_forward_groups_128", "attention_forward_groups_slopes_128"], 2, 3),
     };
-    let (source, name) = match has_slopes {
-        true => (head_width.forward_with_slopes(), with_slopes),
-        false => (head_width.forward(), plain),
-    };
+    let name = if has_slopes { with_slopes } else { plain };
     let rows = 2 * ROWS as usize + (key_stages + value_stages) * KEYS as usize;
     let gates = (2 + 2 * key_stages + 3 * value_stages) * size_of::<u64>();
     let gates_and_item = (gates + value_stages * size_of::<u32>()).next_multiple_of(16) + 32;
     let factors = 2 * SLOPE_ELEMENTS + KEYS as usize * KEY_NUMBER_TERMS;
     let state = gates_and_item + factors * size_of::<half::bf16>();
     let tiles = rows * head_width.columns() * size_of::<half::bf16>();
-    (source, name, tiles + state.next_multiple_of(PANEL_ALIGNMENT))
+    (head_width.forward(has_slopes), name, tiles + state.next_multiple_of(PANEL_ALIGNMENT))
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
