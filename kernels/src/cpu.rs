@@ -66,7 +66,7 @@ mod weight_gradient;
 
 use std::num::NonZeroUsize;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, return_freed_memory};
 pub use device_stream::{DeviceStream, Event};
 pub use dispatch::InstructionSet;
 pub use gradient_sums::add_assign;

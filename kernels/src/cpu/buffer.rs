@@ -101,6 +101,13 @@ impl<'a, T: Element> SliceMut<'a, Cpu, T> {
     }
 }
 
+/// Returns to the system the memory of freed buffers, which the allocator may keep for later ones; with the GNU C library alone.
+pub fn return_freed_memory() {
+    // SAFETY: it takes and gives back no memory that is in use, by any thread.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    let _ = unsafe { libc::malloc_trim(0) };
+}
+
 /// Asks for large pages before the memory is touched. Where there are none, nothing changes but time.
 #[cfg(target_os = "linux")]
 fn prefer_large_pages(start: NonNull<u8>, bytes: usize) {

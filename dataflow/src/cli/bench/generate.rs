@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tidemill_kernels::cpu::return_freed_memory;
 use tidemill_kernels::{Backend, Cpu, KernelError};
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written,
@@ -272,6 +273,8 @@ impl WithBackend for Measuring<'_> {
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { bench, preset, model } = self;
+        // Or memory that the model before this one has given back would count as this one's.
+        return_freed_memory();
         let model = &model.build()?;
         let backend = devices.first().as_ref();
         let free_before = backend.free_memory_bytes()?;
