@@ -18,15 +18,21 @@ pub(crate) fn available_bytes() -> usize {
 
 /// Memory of the machine that this process holds now, as Linux counts it (VmRSS); none where the system does not say.
 pub(crate) fn resident_bytes() -> Option<usize> {
-    of_process(&std::fs::read_to_string("/proc/self/status").ok()?)
+    of_process("VmRSS:")
+}
+
+/// The most that it has held (VmHWM).
+#[cfg(feature = "cli")]
+pub(crate) fn peak_resident_bytes() -> Option<usize> {
+    of_process("VmHWM:")
 }
 
 fn of_machine(meminfo: &str) -> Option<usize> {
     kibibytes(meminfo, "MemAvailable:")
 }
 
-fn of_process(status: &str) -> Option<usize> {
-    kibibytes(status, "VmRSS:")
+fn of_process(name: &str) -> Option<usize> {
+    kibibytes(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
 /// The bytes of a line such as `VmRSS: 3 kB`.
@@ -71,8 +77,8 @@ mod tests {
 
     #[test]
     fn resident_memory_is_read_from_the_process() {
-        assert_eq!(of_process("VmHWM: 9 kB\nVmRSS:\t   3 kB\n"), Some(3 << 10));
-        assert_eq!(of_process("VmRSS: many\n"), None);
+        assert_eq!(kibibytes("VmHWM: 9 kB\nVmRSS:\t   3 kB\n", "VmRSS:"), Some(3 << 10));
+        assert_eq!(kibibytes("VmRSS: many\n", "VmRSS:"), None);
     }
 
     #[cfg(target_os = "linux")]

@@ -364,10 +364,11 @@ KERNEL(round_dx_single, THREADS, 1, NormBackward) {
 #endif
 
 // The kernels of a norm, named after the team of a row and its access, which the function behind the blocks is given as TEAM and ACCESS.
-#define NORM_KERNELS(name, Arguments, WIDE_BLOCKS, SINGLE_BLOCKS, ...)                                          \
-    NORM_KERNEL(name##_wide, Arguments, WIDE_BLOCKS, THREADS, Access::WIDE, (__VA_ARGS__))                       \
-    NORM_KERNEL(name##_single, Arguments, SINGLE_BLOCKS, THREADS, Access::SINGLE, (__VA_ARGS__))                 \
-    NORM_KERNEL(name##_short_wide, Arguments, WIDE_BLOCKS, WARP, Access::WIDE, (__VA_ARGS__))                    \
+// A multiprocessor has to have registers for so many blocks; single accesses take more of them.
+#define NORM_KERNELS(name, Arguments, WIDE_BLOCKS, SINGLE_BLOCKS, ...)                           \
+    NORM_KERNEL(name##_wide, Arguments, WIDE_BLOCKS, THREADS, Access::WIDE, (__VA_ARGS__))       \
+    NORM_KERNEL(name##_single, Arguments, SINGLE_BLOCKS, THREADS, Access::SINGLE, (__VA_ARGS__)) \
+    NORM_KERNEL(name##_short_wide, Arguments, WIDE_BLOCKS, WARP, Access::WIDE, (__VA_ARGS__))    \
     NORM_KERNEL(name##_short_single, Arguments, SINGLE_BLOCKS, WARP, Access::SINGLE, (__VA_ARGS__))
 #define NORM_KERNEL(name, Arguments, blocks, team, access, function) \
     KERNEL(name, THREADS, blocks, Arguments) {                       \

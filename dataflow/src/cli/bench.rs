@@ -40,19 +40,3 @@ pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
         What::Data(bench) => data::run(bench),
     }
 }
-
-/// The most memory that this process has had, where the system says so.
-fn peak_memory_bytes() -> Option<u64> {
-    status_bytes("VmHWM:")
-}
-
-/// The memory that this process has now, where the system says so.
-fn resident_bytes() -> Option<u64> {
-    status_bytes("VmRSS:")
-}
-
-fn status_bytes(key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
-}

@@ -21,7 +21,6 @@ use tidemill_model::{
     Blueprint, Device, LanguageModel, ModelError, ModelSettings, Parameters, ResolvedModel,
 };
 
-use super::resident_bytes;
 use crate::cli::Format;
 use crate::cli::chart::{self, Chart, Series};
 use crate::cli::device::DeviceArguments;
@@ -29,6 +28,7 @@ use crate::cli::exit::ExitCode;
 use crate::cli::output::{counted, note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
+use crate::memory::resident_bytes;
 
 /// The keys that must agree with the keys of an earlier result.
 const MEASURED: [&str; 7] =
@@ -290,10 +290,10 @@ impl WithBackend for Measuring<'_> {
             let measured = measure(&mut device, bench, model, &parameters, batch);
             let result = match measured {
                 Ok((times, held)) => {
-                    let taken = free_before
-                        .zip(held.free)
-                        .map(|(before, now)| before.saturating_sub(now) as u64);
-                    Outcome::Measured(times.measured(bench, batch, taken.or(held.resident)))
+                    let taken =
+                        free_before.zip(held.free).map(|(before, now)| before.saturating_sub(now));
+                    let taken = taken.or(held.resident).map(|bytes| bytes as u64);
+                    Outcome::Measured(times.measured(bench, batch, taken))
                 }
                 Err(ModelError::Kernel(KernelError::OutOfMemory { .. })) => {
                     Outcome::OutOfMemory { out_of_memory: true }
@@ -314,7 +314,7 @@ struct Held {
     /// Bytes of the device that are free, where it has memory of its own.
     free: Option<usize>,
     /// Bytes of this process in host memory.
-    resident: Option<u64>,
+    resident: Option<usize>,
 }
 
 /// Durations from the beginning until the prompts were read, and until the last token.

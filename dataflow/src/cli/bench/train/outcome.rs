@@ -9,8 +9,8 @@ use tidemill_model::Blueprint;
 use super::TrainBench;
 use crate::batch::BatchPlan;
 use crate::cli::Format;
-use crate::cli::bench::peak_memory_bytes;
 use crate::cli::output::{counted, result_line};
+use crate::memory::peak_resident_bytes;
 use crate::operators::StepReport;
 
 /// The measurements of a run.
@@ -94,7 +94,7 @@ impl Outcome<'_> {
             "processes": processes,
             "threads": bench.threads,
             "matmul_gigaflops": rates.gigaflops,
-            "peak_memory_bytes": peak_memory_bytes(),
+            "peak_memory_bytes": peak_resident_bytes(),
             "device_memory_bytes": measured.device_memory_bytes,
             "profile": measured.profile.iter().map(kernel).collect::<Vec<_>>(),
             "first_loss": rates.first_loss,
@@ -124,7 +124,7 @@ impl Outcome<'_> {
         result_line!(
             "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare the device's peak"
         )?;
-        if let Some(bytes) = peak_memory_bytes() {
+        if let Some(bytes) = peak_resident_bytes() {
             result_line!("peak memory{of_process} {:.0} MB", bytes as f64 / 1e6)?;
         }
         if let Some(bytes) = measured.device_memory_bytes {
