@@ -1,7 +1,7 @@
 //! A model of your own, trained by the same graph: implement `Trainable`.
 //!
 //! ```text
-//! cargo example custom_model
+//! cargo run --release --example custom_model
 //! ```
 //!
 //! The model is the smallest that learns something: a table of scores for each pair of neighbouring

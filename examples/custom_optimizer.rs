@@ -1,7 +1,7 @@
 //! An optimizer of your own: an update rule over states that you name.
 //!
 //! ```text
-//! cargo example custom_optimizer
+//! cargo run --release --example custom_optimizer
 //! ```
 //!
 //! Gradient descent with Nesterov's momentum keeps one state for each parameter. The rule has a

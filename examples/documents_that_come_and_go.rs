@@ -1,7 +1,7 @@
 //! Training on documents that are added and withdrawn while it runs.
 //!
 //! ```text
-//! cargo example documents_that_come_and_go --features live
+//! cargo run --release --example documents_that_come_and_go
 //! ```
 //!
 //! The program has a feed of documents: some are added, some are withdrawn, and some are copies of

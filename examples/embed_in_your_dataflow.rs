@@ -1,7 +1,7 @@
 //! Training as one part of a timely program of yours.
 //!
 //! ```text
-//! cargo example embed_in_your_dataflow
+//! cargo run --release --example embed_in_your_dataflow
 //! ```
 //!
 //! The program makes its own samples (sums to learn by heart), feeds them to training as a stream of grains, and taps

@@ -1,7 +1,7 @@
 //! The operators of training, one behind the other, in a `timely::execute` of your own.
 //!
 //! ```text
-//! cargo example operators_one_by_one
+//! cargo run --release --example operators_one_by_one
 //! ```
 //!
 //! `Training::build` chains them for you, and `tidemill::cluster::execute` starts workers. If your program already has a timely

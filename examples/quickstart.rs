@@ -1,7 +1,7 @@
 //! The whole of Tidemill in a few minutes on two cores: prepare, train, stop, resume, generate.
 //!
 //! ```text
-//! cargo example quickstart
+//! cargo run --release --example quickstart
 //! ```
 //!
 //! It learns to write Rust, byte by byte, from the sources that cargo has already downloaded. It

@@ -2,7 +2,7 @@
 //! tokens.
 //!
 //! ```text
-//! cargo example regression
+//! cargo run --release --example regression
 //! ```
 //!
 //! The samples are rows of Parquet files with four columns of floats. `TableSamples` streams them in a shuffled order, the graph

@@ -1,9 +1,9 @@
 //! Streams a text column of Parquet files through a timely program of yours, elastically, and resumes.
 //!
 //! ```text
-//! cargo example stream_a_dataset                      # texts that it makes itself
-//! cargo example stream_a_dataset -- FOLDER COLUMN
-//! cargo run --release --example stream_a_dataset -- URL COLUMN    # with all features of the program, stores among them
+//! cargo run --release --example stream_a_dataset                                              # texts that it makes itself
+//! cargo run --release --example stream_a_dataset -- FOLDER COLUMN
+//! cargo run --release --example stream_a_dataset --features tidemill/remote -- URL COLUMN     # stores behind a network
 //! ```
 //!
 //! The program counts the words of each step, 256 rows in a shuffled order, with ordinary timely
