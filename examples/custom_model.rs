@@ -46,7 +46,7 @@ impl Bigram {
         let mut layout = Layout::new();
         let segment = layout.segment("scores");
         let score = layout.tensor("score", &[vocab_size, vocab_size], Decay::Exempt, 1);
-        // So that sharding of parameters makes no copy in another precision for this model.
+        // So that workers that share out parameters make no copy in another precision for this model.
         layout.set_reading(score, Reading::Fp32);
         layout.block("scores", &[segment]);
         Self { layout, vocab_size }

@@ -50,11 +50,6 @@ impl CreditWindow {
     pub fn give_back(&mut self, bytes: u64) {
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
     }
-
-    /// Bytes in flight.
-    pub fn in_flight_bytes(&self) -> u64 {
-        self.in_flight_bytes
-    }
 }
 
 /// The credit that a receiver still owes, by sender.
@@ -119,7 +114,7 @@ mod tests {
         let mut window = CreditWindow::new(10);
         assert!(window.take(4) && window.take(6));
         assert!(!window.take(1));
-        assert_eq!(window.in_flight_bytes(), 10);
+        assert_eq!(window.in_flight_bytes, 10);
         window.give_back(4);
         assert!(!window.take(5));
         assert!(window.take(4));
@@ -131,7 +126,7 @@ mod tests {
         assert!(window.take(100));
         assert!(!window.take(1));
         window.give_back(1_000);
-        assert_eq!(window.in_flight_bytes(), 0);
+        assert_eq!(window.in_flight_bytes, 0);
         assert!(window.take(1));
     }
 

@@ -162,12 +162,6 @@ impl Tree {
             }
         }
     }
-
-    /// The node of the cover of `lanes` that is complete once its last lane, `lane`, is; `None`
-    /// where `lane` ends no such node.
-    pub fn completed(self, lanes: &Range<usize>, lane: usize) -> Option<Node> {
-        self.cover(lanes).into_iter().find(|node| node.hi as usize == lane + 1)
-    }
 }
 
 /// Which lanes each worker owns: contiguous, never empty, in order. It changes the speed, never the numerics.
@@ -241,12 +235,9 @@ mod tests {
                 // Fewest: no two siblings are both in the cover.
                 for &node in &cover {
                     assert!(tree.sibling(node).is_none_or(|sibling| !cover.contains(&sibling)));
-                    assert_eq!(tree.completed(&(lo..hi), node.hi as usize - 1), Some(node));
                 }
             }
         }
-        assert_eq!(tree.completed(&(0..24), 15), Some(Node { lo: 0, hi: 16 }));
-        assert_eq!(tree.completed(&(0..24), 7), None);
     }
 
     #[test]

@@ -53,7 +53,8 @@ pub struct BlockPass<'a, B: Backend> {
     /// The shape of this microbatch, no larger than the one that memory was planned for.
     pub shape: MicrobatchShape,
     /// `starts[b t]`: the position in its sample at which the row's document begins, where a sample
-    /// holds several documents that do not attend to each other.
+    /// holds several documents that do not attend to each other (sequence packing; what others give as
+    /// `cu_seqlens`, the starts alone).
     pub starts: Option<Slice<'a, B, u32>>,
 }
 

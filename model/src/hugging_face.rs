@@ -1,7 +1,7 @@
 //! Models in the layout of Hugging Face: folders that `transformers` opens as they are.
 //!
 //! - [`ModelConfig::read`] reads `config.json` tolerantly; it is written explicitly;
-//! - [`TensorFiles`] reads `.safetensors`, single or sharded, into arenas;
+//! - [`TensorFiles`] reads `.safetensors`, in one file or several, into arenas;
 //! - [`FileSet`] says which files a model is, and [`SafetensorsLayout`] plans each, so that it can be written chunk by chunk.
 //!
 //! Start at [`load`] and [`save`], which treat a whole model at once; checkpoints of a run stream

@@ -1,7 +1,7 @@
 //! Where parameters and their gradients live: tensors, segments, blocks and uses.
 //!
 //! All parameters of a model lie in one flat fp32 *arena*. A [`Segment`] is a contiguous range of it that is always reduced, leased
-//! and sharded together: one block, or an embedding table. A [`Tensor`] is a named view inside a segment. A *block* is one entry of
+//! and shared out together: one block, or an embedding table. A [`Tensor`] is a named view inside a segment. A *block* is one entry of
 //! the model's ordered list; it *uses* one or more segments, and each [`Use`] has a gradient slot of its own: a tied embedding has
 //! two. The gradients of all uses lie in a second arena, in block order.
 //!
@@ -119,7 +119,7 @@ impl Tensor {
     }
 }
 
-/// A contiguous range of the parameter arena that is reduced, leased and sharded together.
+/// A contiguous range of the parameter arena that is reduced, leased and shared out together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// A name for reports, such as `blocks.0`.
@@ -209,7 +209,7 @@ impl Layout {
         self.tensors.len() - 1
     }
 
-    /// Declares in which precision blocks read a tensor. Where parameters are sharded, the tensor
+    /// Declares in which precision blocks read a tensor. Where parameters are shared out, the tensor
     /// is gathered in this precision before a block runs, and a block that reads another precision
     /// gets an error.
     ///

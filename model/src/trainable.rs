@@ -3,7 +3,7 @@
 //!
 //! A model is stateless: it leases parameters block by block ([`ParameterSource`]), keeps
 //! activations in a workspace that is planned once per shape, and hands gradients to a
-//! [`GradientSink`]. So it knows nothing of workers, lanes or sharding. To keep the weights the
+//! [`GradientSink`]. So it knows nothing of workers, lanes or owners. To keep the weights the
 //! same to the bit everywhere, it must ensure:
 //!
 //! - a sample's loss and data gradients depend on nothing else in the microbatch;

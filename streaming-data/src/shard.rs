@@ -16,11 +16,10 @@ use arrow_schema::SchemaRef;
 use parquet::errors::ParquetError;
 
 use crate::{
-    cache::disk::{Key, Origin},
-    data_set::index::FooterEntry,
+    cache::disk::Key,
     error::DataError,
     hash::ContentHash,
-    store::{Location, RemoteFolder, StoreFailure, Version},
+    store::{Location, Origin, RemoteFolder, StoreFailure, Version},
 };
 
 mod chunk;
@@ -36,6 +35,7 @@ pub(crate) use columns::{Rows, SliceReader};
 pub(crate) use decode::Pieces;
 pub(crate) use file::{FETCHES, ShardFile};
 pub(crate) use footer::{Footer, footer_at_end};
+pub use footer::{FooterEntry, TOKENS_COLUMN};
 pub(crate) use group_hashes::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes};
 pub(crate) use pages::{HEADER_BYTES, MAX_HEADER_BYTES, PageContent, PageHeader, Scratch};
 pub(crate) use tokens::DecodedTokens;

@@ -44,6 +44,7 @@ mod object;
 mod open;
 #[cfg(feature = "stores")]
 mod operation;
+mod origin;
 #[cfg(feature = "stores")]
 mod remote;
 #[cfg(feature = "stores")]
@@ -64,6 +65,7 @@ pub use conditional::Found;
 pub use failure::StoreFailure;
 pub use location::Location;
 pub use object::{Entry, Version};
+pub(crate) use origin::Origin;
 #[cfg(feature = "stores")]
 pub use remote::RemoteFolder;
 #[cfg(feature = "stores")]

@@ -47,8 +47,8 @@ use crate::{
 
 mod key;
 
+pub(crate) use key::Key;
 use key::Name;
-pub(crate) use key::{Key, Origin};
 
 /// The file that is locked for all others.
 const LOCK_FILE: &str = "tidemill.lock";

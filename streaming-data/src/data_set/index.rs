@@ -29,6 +29,7 @@ mod claim;
 mod selection;
 mod versions;
 
+pub use crate::shard::{FooterEntry, TOKENS_COLUMN};
 pub(crate) use claim::{claim_of, is_claim};
 pub use selection::{Selection, SelectionDifference};
 pub use versions::{Version, versions};
@@ -52,9 +53,6 @@ pub fn version_file(index: &Index) -> String {
 pub fn version_file_of(fingerprint: ContentHash) -> String {
     format!("{VERSIONS_FOLDER}/{}.json", fingerprint.digits())
 }
-
-/// Name of the column of tokens.
-pub const TOKENS_COLUMN: &str = "tokens";
 
 /// The format version that [`Index::to_bytes`] writes, and the newest that can be read.
 pub const FORMAT_VERSION: u64 = 1;
@@ -133,16 +131,6 @@ pub struct ShardEntry {
     /// The footer of the file, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub footer: Option<FooterEntry>,
-}
-
-/// The footer of a shard: the end of its file, from the metadata on, with their length and the magic
-/// number after them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FooterEntry {
-    /// Size of the footer in bytes: more than 8, and at most the size of the file.
-    pub bytes: u64,
-    /// Hash of the footer.
-    pub hash: ContentHash,
 }
 
 impl Index {

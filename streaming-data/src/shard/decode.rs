@@ -22,13 +22,13 @@ use parquet::{
 };
 
 use super::{
-    Footer, RowRule, ShardFile,
+    Footer, RowRule, ShardFile, TOKENS_COLUMN,
     chunk::{Chunk, check_within, column_range, wrong_group},
     guarded,
     pages::{self, PageDirectory, Scratch},
     tokens::{DecodedTokens, Outside, TokenElement},
 };
-use crate::{cache::memory::Weigh, data_set::index::TOKENS_COLUMN, error::DataError};
+use crate::{cache::memory::Weigh, error::DataError};
 
 /// How much of a row group is read at first to find out how long its first row is.
 const FIRST_BYTES: u64 = 2 << 20;

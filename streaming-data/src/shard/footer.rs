@@ -9,17 +9,26 @@ use parquet::{
     errors::ParquetError,
     file::metadata::{FooterTail, ParquetMetaDataReader},
 };
+use serde::{Deserialize, Serialize};
 
 use super::{GroupHashes, RowKind, ShardFile, chunk::column_range, guarded};
-use crate::{
-    cache::memory::Weigh,
-    data_set::index::{FooterEntry, TOKENS_COLUMN},
-    error::DataError,
-    hash::ContentHash,
-};
+use crate::{cache::memory::Weigh, error::DataError, hash::ContentHash};
+
+/// Name of the column of tokens.
+pub const TOKENS_COLUMN: &str = "tokens";
 
 /// Length and magic number after the metadata.
 const TAIL_BYTES: u64 = 8;
+
+/// The footer of a shard: the end of its file, from the metadata on, with their length and the magic
+/// number after them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FooterEntry {
+    /// Size of the footer in bytes: more than 8, and at most the size of the file.
+    pub bytes: u64,
+    /// Hash of the footer.
+    pub hash: ContentHash,
+}
 
 /// A footer that was read.
 #[derive(Debug)]

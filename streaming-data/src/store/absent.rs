@@ -8,8 +8,8 @@ use std::{convert::Infallible, fs::File, ops::Range, path::Path, time::Duration}
 use bytes::Bytes;
 use tidemill_files::Kind;
 
-use super::{Claimed, Entry, Location, StoreFailure, StoreSettings, Version};
-use crate::{cache::disk::Origin, error::DataError};
+use super::{Claimed, Entry, Location, Origin, StoreFailure, StoreSettings, Version};
+use crate::error::DataError;
 
 /// A folder of a store, which the feature `stores` brings.
 #[derive(Debug, Clone)]

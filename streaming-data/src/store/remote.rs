@@ -23,11 +23,11 @@ use tidemill_files::Kind;
 use tokio::sync::Semaphore;
 
 use super::{
-    Entry, Location, StoreFailure, StoreSettings, Version, open,
+    Entry, Location, Origin, StoreFailure, StoreSettings, Version, open,
     operation::{Operation, Sink, pieces},
     runtime::{self, Cancel, NotRun},
 };
-use crate::{cache::disk::Origin, error::DataError};
+use crate::error::DataError;
 
 /// How often a part of a large object is tried again before the whole is.
 const PART_RETRIES: usize = 10;

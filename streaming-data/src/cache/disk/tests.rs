@@ -1,7 +1,10 @@
 //! Which shards are evicted for which others.
 
 use super::*;
-use crate::{hash::ContentHash, store::Location};
+use crate::{
+    hash::ContentHash,
+    store::{Location, Origin},
+};
 
 /// How many other shards are needed before each.
 struct Known(Vec<(Key, u64)>);
