@@ -166,7 +166,7 @@ fn main() -> Result<()> {
 }
 
 fn train(workers: usize) -> Result<Vec<f64>> {
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };

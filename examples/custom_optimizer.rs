@@ -77,7 +77,7 @@ pub fn main() -> Result<()> {
 }
 
 fn train(workers: usize) -> Result<Vec<f64>> {
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch = BatchSettings { samples_per_step: Some(8), lanes: Some(8), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;

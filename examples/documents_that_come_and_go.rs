@@ -102,7 +102,7 @@ fn name(number: u64) -> String {
 
 /// The program on `workers` workers.
 fn trained(workers: usize) -> Result<Trained> {
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch = BatchSettings { samples_per_step: Some(8), lanes: Some(4), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;

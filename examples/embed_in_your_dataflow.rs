@@ -45,7 +45,7 @@ fn main() -> Result<()> {
 /// The losses of the whole program on `workers` workers.
 fn losses(workers: usize) -> Result<Vec<f64>> {
     println!("{workers} workers:");
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     // How a step is cut. `lanes` bounds the number of workers.
     let batch =

@@ -168,7 +168,7 @@ fn train(workers: usize, trainers: Trainers) -> Result<RunLog> {
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     // The communicator that sums between the workers that train, all of them of this process; each takes its end.
     let ranks = trainers.place(0, workers)?.ranks();
-    let cluster = ClusterSettings::threads(ranks);
+    let cluster = ClusterSettings::workers(ranks);
     let ends = Communicators::of_cluster(&vec![&*cpu; ranks], &cluster, &batch)?;
     let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY, 16, 1))?);
     let layout = Trainable::<Cpu>::layout(&*model);

@@ -318,7 +318,7 @@ pub fn train(
     settings: &BatchSettings,
     sharding: Sharding,
 ) -> Result<Losses> {
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch = settings.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let batch = batch.sharded(sharding);

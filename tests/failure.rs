@@ -193,7 +193,7 @@ fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
     for (breaks, who) in cases {
         let (sender, ended) = mpsc::channel();
         std::thread::spawn(move || {
-            let settings = ClusterSettings::threads(3);
+            let settings = ClusterSettings::workers(3);
             let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
             let ends = Communicators::of_cluster(&[&*cpu; 3], &settings, &batch()).unwrap();
             let work =

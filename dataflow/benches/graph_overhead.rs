@@ -76,7 +76,7 @@ fn measure<M: Trainable<Cpu, Sample = Tokens>>(
     let no_library = || Err(KernelError::shape("bench", "library", "none", "one"));
     let lanes = LaneSchedule::at_once(4, workers)?;
     let (cpus, sharding) = (vec![&cpu; workers], Sharding::Optimizer);
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let communicators = Communicators::new(&cpus, &cluster, lanes, sharding, no_library)?;
     execute(cluster, move |context| {
         let model = Arc::new(model());

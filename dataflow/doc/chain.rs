@@ -153,7 +153,7 @@ struct Parts {
 
 /// Runs `build` on every worker, with three steps of four samples in two lanes.
 fn run(build: impl Fn(Scope<'_, u64>, Parts) + Send + Sync + 'static) -> Result<(), Failure> {
-    let cluster = ClusterSettings::threads(WORKERS);
+    let cluster = ClusterSettings::workers(WORKERS);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch =
         BatchSettings { samples_per_step: Some(8), lanes: Some(2), ..Default::default() };

@@ -27,7 +27,7 @@
 //! use tidemill::cluster::{ClusterSettings, execute};
 //! use timely::dataflow::operators::{ToStream, vec::Map};
 //!
-//! let squares = execute(ClusterSettings::threads(2), |context| {
+//! let squares = execute(ClusterSettings::workers(2), |context| {
 //!     let (sender, receiver) = std::sync::mpsc::channel();
 //!     let index = context.index() as u64;
 //!     context.dataflow::<u64, _, _>(|scope| {
@@ -108,7 +108,7 @@ pub enum Admission {
 #[derive(Debug)]
 pub struct ClusterSettings {
     /// Workers in each process.
-    pub threads: usize,
+    pub workers: usize,
     /// The index of this process.
     pub process: usize,
     /// `host:port` of every process, by index. One or none: there are no other processes.
@@ -141,9 +141,9 @@ pub struct ClusterSettings {
 
 impl ClusterSettings {
     /// Workers in this process alone.
-    pub fn threads(threads: usize) -> Self {
+    pub fn workers(workers: usize) -> Self {
         Self {
-            threads,
+            workers,
             process: 0,
             addresses: Vec::new(),
             listener: None,
@@ -159,18 +159,18 @@ impl ClusterSettings {
         }
     }
 
-    /// One process of a cluster: `threads` workers in each process, and the addresses of all
+    /// One process of a cluster: `workers` workers in each process, and the addresses of all
     /// processes.
-    pub fn process(threads: usize, process: usize, addresses: Vec<String>) -> Self {
-        Self { process, addresses, ..Self::threads(threads) }
+    pub fn process(workers: usize, process: usize, addresses: Vec<String>) -> Self {
+        Self { process, addresses, ..Self::workers(workers) }
     }
 
     /// One process of the cluster whose addresses are in a hosts file.
     ///
     /// # Errors
     /// If the file is wrong (see [`read_hosts`]) or the index is not one of its lines'.
-    pub fn from_hosts(threads: usize, process: usize, hosts: &Path) -> Result<Self, ClusterError> {
-        let settings = Self::process(threads, process, read_hosts(hosts)?);
+    pub fn from_hosts(workers: usize, process: usize, hosts: &Path) -> Result<Self, ClusterError> {
+        let settings = Self::process(workers, process, read_hosts(hosts)?);
         settings.check()?;
         Ok(settings)
     }
@@ -201,7 +201,7 @@ impl ClusterSettings {
     }
 
     fn check(&self) -> Result<(), ClusterError> {
-        if self.threads == 0 {
+        if self.workers == 0 {
             return Err(ClusterError::Zero { setting: "the number of workers" });
         }
         if self.peer_deadline.is_zero() {

@@ -162,7 +162,7 @@ impl<B: Backend> Communicators<B> {
         cluster: &ClusterSettings,
         batch: &BatchPlan,
     ) -> Result<Self> {
-        let schedule = batch.lane_schedule(cluster.threads * cluster.processes())?;
+        let schedule = batch.lane_schedule(cluster.workers * cluster.processes())?;
         let none = || CollectiveLibrary::open("none");
         Self::new(backends, cluster, schedule, batch.sharding(), none)
     }

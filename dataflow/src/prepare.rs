@@ -38,7 +38,7 @@ pub fn together<R: Send + 'static>(
     stop: &StopRequest,
     work: impl FnOnce(&dyn Peers) -> Result<R, PrepareError> + Send + 'static,
 ) -> Result<R, ClusterError> {
-    let cluster = ClusterSettings { threads: 1, ..cluster };
+    let cluster = ClusterSettings { workers: 1, ..cluster };
     let cluster = stop.connect(cluster, Abort::new())?;
     let work = Mutex::new(Some(work));
     let done = cluster.execute(move |context| {

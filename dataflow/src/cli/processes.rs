@@ -122,14 +122,14 @@ impl PlaceArguments {
         if let (Some(process), Some(hosts)) = (self.process, &self.hosts) {
             let mut cluster = self.cluster(process, hosts)?;
             let here = LocalWorkers::processes_here(&cluster);
-            cluster.threads = workers(cluster.processes(), here)?;
+            cluster.workers = workers(cluster.processes(), here)?;
             return Ok(Place::ClusterProcess(ClusterProcess { cluster, lifeline: None }));
         }
         let threads = workers(processes.get(), processes.get())?;
         if processes.get() > 1 {
             return Ok(Place::Supervisor { processes, threads });
         }
-        let cluster = ClusterSettings::threads(threads);
+        let cluster = ClusterSettings::workers(threads);
         Ok(Place::ClusterProcess(ClusterProcess { cluster, lifeline: None }))
     }
 
@@ -217,7 +217,7 @@ impl Place {
 impl ClusterProcess {
     /// Workers of all processes.
     pub(crate) fn workers(&self) -> usize {
-        self.cluster.threads.saturating_mul(self.cluster.processes())
+        self.cluster.workers.saturating_mul(self.cluster.processes())
     }
 
     /// Says which callers could join, where that is not for those alone that know a secret.

@@ -174,7 +174,7 @@ impl DerefMut for WorkerContext<'_> {
 
 /// A process that has found its peers and is ready to run workers.
 pub struct Cluster {
-    threads: usize,
+    workers: usize,
     process: usize,
     addresses: Vec<String>,
     abort: Abort,
@@ -207,7 +207,7 @@ impl Cluster {
     pub fn connect_with(mut settings: ClusterSettings, abort: Abort) -> Result<Self, ClusterError> {
         settings.check()?;
         settings.check_admission()?;
-        let (threads, process) = (settings.threads, settings.process);
+        let (workers, process) = (settings.workers, settings.process);
         let (step_deadline, ending_deadline) = (settings.step_deadline, settings.ending_deadline);
         let addresses = settings.addresses.clone();
         if let Some(siblings) = &settings.siblings {
@@ -230,7 +230,7 @@ impl Cluster {
         } else {
             None
         };
-        Ok(Self { threads, process, addresses, abort, step_deadline, ending_deadline, network })
+        Ok(Self { workers, process, addresses, abort, step_deadline, ending_deadline, network })
     }
 
     /// The handle with which anything may end the run.
@@ -252,7 +252,7 @@ impl Cluster {
         R: Send + 'static,
         F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
     {
-        let Self { threads, process, addresses, abort, step_deadline, ending_deadline, network } =
+        let Self { workers, process, addresses, abort, step_deadline, ending_deadline, network } =
             self;
         let peers: PeerStandings = match &network {
             Some(network) => network.control.peer_standings(),
@@ -263,9 +263,9 @@ impl Cluster {
         let mut patience = Patience { abort: abort.clone(), bound: ending_deadline, until: None };
         let mut ending = None;
         let builders = match network {
-            None => local_builders(threads),
+            None => local_builders(workers),
             Some(Network { control, data, workers_ended }) => {
-                let (builders, guard) = match network_builders(data, process, threads) {
+                let (builders, guard) = match network_builders(data, process, workers) {
                     Ok(built) => built,
                     Err(error) => {
                         abort.abort(error.clone());
@@ -277,10 +277,10 @@ impl Cluster {
                 builders
             }
         };
-        let workers = Workers::new(abort.clone(), process, addresses.len().max(1));
+        let all = Workers::new(abort.clone(), process, addresses.len().max(1));
         let started =
             execute_from(builders, Box::new(()), WorkerConfig::default(), move |worker| {
-                workers.run(worker, &work)
+                all.run(worker, &work)
             });
         let results = match started {
             Ok(guards) => {
@@ -297,7 +297,7 @@ impl Cluster {
         }
         let left = abort.board().wait_for_all(patience.end());
         drop(watch);
-        let mut completed = Vec::with_capacity(threads);
+        let mut completed = Vec::with_capacity(workers);
         for result in results {
             match result {
                 Ok(Some(result)) => completed.push(result),
@@ -408,7 +408,7 @@ fn wrap_sockets(
     for (process, link) in links.into_iter().enumerate() {
         let Some(link) = link else { continue };
         let peer = Peer { process, address: settings.addresses[process].clone() };
-        let messages = Messages::new(settings.process, process, settings.threads);
+        let messages = Messages::new(settings.process, process, settings.workers);
         let received = Received::new(settings.received_limit_bytes);
         let ended = Arc::clone(&workers_ended);
         data.push(DataSocket::new(link, peer, abort.clone(), ended, messages, received));
@@ -416,25 +416,25 @@ fn wrap_sockets(
     (data, workers_ended)
 }
 
-fn local_builders(threads: usize) -> Vec<AllocatorBuilder> {
-    if threads == 1 {
+fn local_builders(workers: usize) -> Vec<AllocatorBuilder> {
+    if workers == 1 {
         return vec![AllocatorBuilder::Thread(ThreadBuilder)];
     }
-    let builders = ProcessBuilder::new_typed_vector(threads, Hooks::default().refill, None);
+    let builders = ProcessBuilder::new_typed_vector(workers, Hooks::default().refill, None);
     builders.into_iter().map(AllocatorBuilder::Process).collect()
 }
 
 fn network_builders(
     data: Vec<DataSocket>,
     process: usize,
-    threads: usize,
+    workers: usize,
 ) -> Result<(Vec<AllocatorBuilder>, CommsGuard), ClusterError> {
     let hooks = Hooks { refill: counted_memory(), ..Hooks::default() };
-    let local = ProcessBuilder::new_typed_vector(threads, hooks.refill.clone(), None);
+    let local = ProcessBuilder::new_typed_vector(workers, hooks.refill.clone(), None);
     let mut sockets: Vec<Option<DataSocket>> = data.into_iter().map(Some).collect();
     sockets.insert(process, None);
     let (builders, guard) =
-        initialize_networking_from_sockets(local, sockets, process, threads, hooks)
+        initialize_networking_from_sockets(local, sockets, process, workers, hooks)
             .map_err(ClusterError::socket("set up the data connections"))?;
     Ok((builders.into_iter().map(AllocatorBuilder::Tcp).collect(), guard))
 }

@@ -126,7 +126,7 @@ pub(super) fn meet(
     // Each process goes by its own list of addresses: the sums that cross the network together have to be the same everywhere.
     let by_host = by_host_in_words(&settings.addresses);
     identity.insert("processes on hosts".into(), by_host);
-    identity.insert("workers per process".into(), settings.threads.to_string());
+    identity.insert("workers per process".into(), settings.workers.to_string());
     let secret = match &settings.admission {
         Admission::Secret(secret) => secret.clone(),
         Admission::LoopbackOnly | Admission::Anyone => Secret::well_known(),

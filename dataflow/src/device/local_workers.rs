@@ -29,8 +29,8 @@ impl LocalWorkers {
     /// The workers of one process of a cluster. Processes are on one machine where their addresses name the same host.
     pub fn of(cluster: &ClusterSettings) -> Self {
         let earlier = processes_here(cluster, cluster.process);
-        let here = Self::processes_here(cluster).saturating_mul(cluster.threads);
-        Self { first: earlier.saturating_mul(cluster.threads), count: cluster.threads, here }
+        let here = Self::processes_here(cluster).saturating_mul(cluster.workers);
+        Self { first: earlier.saturating_mul(cluster.workers), count: cluster.workers, here }
     }
 
     /// How many processes of a cluster are on this machine, this one among them.
@@ -57,13 +57,13 @@ mod tests {
 
     #[test]
     fn processes_of_one_host_take_turns() {
-        assert_eq!(LocalWorkers::of(&ClusterSettings::threads(2)), LocalWorkers::alone(2));
+        assert_eq!(LocalWorkers::of(&ClusterSettings::workers(2)), LocalWorkers::alone(2));
         let hosts = ["a:1", "b:1", "a:2", "[::1]:9", "b:2", "a:3"];
         let first = |process| LocalWorkers::of(&cluster(process, &hosts)).first;
         assert_eq!([0, 1, 2, 3, 4, 5].map(first), [0, 0, 3, 0, 3, 6]);
         let here = |process| LocalWorkers::processes_here(&cluster(process, &hosts));
         assert_eq!([0, 1, 2, 3, 4, 5].map(here), [3, 2, 3, 1, 2, 3]);
-        assert_eq!(LocalWorkers::processes_here(&ClusterSettings::threads(2)), 1);
+        assert_eq!(LocalWorkers::processes_here(&ClusterSettings::workers(2)), 1);
         let workers = LocalWorkers::of(&cluster(2, &hosts));
         assert_eq!(workers, LocalWorkers { first: 3, count: 3, here: 9 });
         let three = NonZeroUsize::new(3).unwrap();

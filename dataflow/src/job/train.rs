@@ -143,7 +143,7 @@ impl TrainOptions {
     /// `threads` workers in this process alone, without an observer.
     pub fn threads(threads: usize) -> Self {
         Self {
-            cluster: ClusterSettings::threads(threads),
+            cluster: ClusterSettings::workers(threads),
             stop: StopRequest::default(),
             observer: Arc::new(|_| ()),
             trace: None,
@@ -179,7 +179,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     // The caller's thread is an embedder's, and threads that are started here inherit from it.
     let _standard = FloatEnvironment::standard();
     let cluster = &options.cluster;
-    let count = cluster.threads * cluster.processes();
+    let count = cluster.workers * cluster.processes();
     run.batch.worker_lanes(0, count)?;
     let tasks = run.config.evaluation.as_ref().map_or(0, |evaluation| evaluation.tasks.len());
     if tasks > 0 && run.questions.is_none() {
@@ -211,7 +211,7 @@ impl WithBackend for Train {
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { run, options, fitting } = self;
         let TrainOptions { mut cluster, stop, observer, trace } = options;
-        let workers = cluster.threads * cluster.processes();
+        let workers = cluster.workers * cluster.processes();
         let plan = PlanMemory {
             model: &run.model,
             batch: &run.config.batch,
@@ -219,7 +219,7 @@ impl WithBackend for Train {
             sharding: run.batch.sharding(),
             positions: run.data.seq_len(),
             workers,
-            workers_of_process: cluster.threads,
+            workers_of_process: cluster.workers,
             workers_per_device: devices.workers_per_device(),
         };
         fitting.find(&plan, &devices, run.batch.microbatch_samples())?;
@@ -246,7 +246,7 @@ impl WithBackend for Train {
         let place = Place {
             process: cluster.process,
             processes: cluster.processes(),
-            workers: cluster.threads,
+            workers: cluster.workers,
         };
         let data_versions = DataVersions::new(&run, settings, place, &abort, &observer)?;
         if run.reads_store() {

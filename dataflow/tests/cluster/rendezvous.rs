@@ -32,7 +32,7 @@ fn a_different_identity_is_an_error_on_every_side() {
 #[test]
 fn different_numbers_of_workers_and_missing_keys_are_named() {
     let mut unequal = settings(2, 1);
-    unequal[1].threads = 2;
+    unequal[1].workers = 2;
     for result in soon(|| cluster(unequal, |_| Ok(()))) {
         let text = result.unwrap_err().with_causes();
         let expected = "on workers per process: process 0 has 1, process 1 has 2";
@@ -262,7 +262,7 @@ fn an_address_in_use_and_wrong_settings_are_named() {
     let beyond = ClusterSettings::process(1, 2, vec!["a:1".into(), "b:1".into()]);
     let text = execute(beyond, |_| Ok(())).unwrap_err().to_string();
     assert_eq!(text, "process index 2 is out of range: the cluster has 2 processes, from 0");
-    let text = execute(ClusterSettings::threads(0), |_| Ok(())).unwrap_err().to_string();
+    let text = execute(ClusterSettings::workers(0), |_| Ok(())).unwrap_err().to_string();
     assert_eq!(text, "the number of workers must be at least 1, found 0");
 }
 

@@ -97,5 +97,5 @@ where
     R: Send + 'static,
     F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
 {
-    Cluster::connect_with(ClusterSettings::threads(threads), abort.clone())?.execute(work)
+    Cluster::connect_with(ClusterSettings::workers(threads), abort.clone())?.execute(work)
 }

@@ -103,7 +103,7 @@ fn a_worker_that_is_stuck_in_an_observer_ends_the_run_and_is_left_behind() {
     let (release, gate) = mpsc::channel();
     let gate = Arc::new(Mutex::new(gate));
     let work = move |context: &mut WorkerContext<'_>| stuck(context, &gate);
-    let error = soon(|| execute(impatient(ClusterSettings::threads(2)), work)).unwrap_err();
+    let error = soon(|| execute(impatient(ClusterSettings::workers(2)), work)).unwrap_err();
     let expected = "worker 0 did not end within 0.6 s of the end of the run: worker 0 has stood \
                     still for 0.6 s, the step deadline, in step 7: telling what has happened";
     assert_eq!(error.with_causes(), expected);
@@ -121,7 +121,7 @@ fn an_error_beside_a_worker_that_is_stuck_keeps_its_class() {
         }
         Err(Failure::new(ExitClass::FixInput, "lanes is not a power of two"))
     };
-    let settings = ClusterSettings { ending_deadline: DEADLINE, ..ClusterSettings::threads(2) };
+    let settings = ClusterSettings { ending_deadline: DEADLINE, ..ClusterSettings::workers(2) };
     let error = soon(|| execute::<(), _>(settings, work)).unwrap_err();
     let ClusterError::LeftBehind { left, .. } = &error else { panic!("{error:?}") };
     assert_eq!(*left, [Actor::Worker(0)]);
@@ -189,7 +189,7 @@ fn a_run_that_is_done_does_not_hide_a_thread_that_is_not() {
         });
         Ok(())
     };
-    let settings = ClusterSettings { ending_deadline: DEADLINE, ..ClusterSettings::threads(1) };
+    let settings = ClusterSettings { ending_deadline: DEADLINE, ..ClusterSettings::workers(1) };
     let error = soon(|| Cluster::connect(settings).unwrap().execute(work)).unwrap_err();
     assert_eq!(error.to_string(), "thread reader did not end within 0.6 s of the end of the run");
     assert_eq!(error.exit_class(), ExitClass::Restart);

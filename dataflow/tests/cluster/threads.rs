@@ -14,7 +14,7 @@ use crate::ring::{cluster, ring, ring_with_fate, settings, soon, with_abort};
 #[test]
 fn a_panic_in_an_operator_ends_every_thread() {
     let work = ring_with_fate(1, || panic!("the {} is broken", "operator"));
-    let error = soon(|| execute(ClusterSettings::threads(3), work)).unwrap_err();
+    let error = soon(|| execute(ClusterSettings::workers(3), work)).unwrap_err();
     assert_eq!(error.to_string(), "worker 1 panicked: the operator is broken");
     assert_eq!(error.exit_class(), ExitClass::Restart);
 }
@@ -22,7 +22,7 @@ fn a_panic_in_an_operator_ends_every_thread() {
 #[test]
 fn a_panic_on_the_only_thread_is_an_error_too() {
     let work = ring_with_fate(0, || panic!("alone"));
-    let error = soon(|| execute(ClusterSettings::threads(1), work)).unwrap_err();
+    let error = soon(|| execute(ClusterSettings::workers(1), work)).unwrap_err();
     assert_eq!(error.to_string(), "worker 0 panicked: alone");
 }
 
@@ -39,7 +39,7 @@ fn an_error_of_one_worker_ends_every_thread() {
         }
         Ok(context.run_until_done()?)
     };
-    let error = soon(|| execute(ClusterSettings::threads(3), work)).unwrap_err();
+    let error = soon(|| execute(ClusterSettings::workers(3), work)).unwrap_err();
     let ClusterError::Failed { actor, exit_class, cause } = &error else { panic!("{error:?}") };
     assert_eq!((actor, exit_class), (&Actor::Worker(2), &ExitClass::FixInput));
     assert!(cause.downcast_ref::<std::io::Error>().is_some(), "the caller gets its own error back");
@@ -74,7 +74,7 @@ fn workers_that_wait_for_ever_are_woken() {
 #[test]
 fn a_panic_in_a_guarded_thread_ends_the_run_with_its_message() {
     let error = soon(|| {
-        execute(ClusterSettings::threads(2), |context| {
+        execute(ClusterSettings::workers(2), |context| {
             if context.index() == 0 {
                 context.abort().guard_thread("decode", || panic!("bad shard"))?;
             }
@@ -104,15 +104,15 @@ pub fn exchange_sums(context: &mut WorkerContext<'_>) -> Result<u64, Failure> {
 fn runs_in_sequence_and_side_by_side_return_their_results() {
     let whole = 999 * 1000 / 2;
     for _ in 0..2 {
-        let sums = execute(ClusterSettings::threads(3), exchange_sums).unwrap();
+        let sums = execute(ClusterSettings::workers(3), exchange_sums).unwrap();
         assert_eq!((sums.len(), sums.iter().sum::<u64>()), (3, whole));
     }
     let failing = std::thread::spawn(|| {
-        execute(ClusterSettings::threads(2), ring_with_fate(0, || panic!("not yours")))
+        execute(ClusterSettings::workers(2), ring_with_fate(0, || panic!("not yours")))
     });
     let runs: Vec<_> = (1..=3)
         .map(|threads| {
-            std::thread::spawn(move || execute(ClusterSettings::threads(threads), exchange_sums))
+            std::thread::spawn(move || execute(ClusterSettings::workers(threads), exchange_sums))
         })
         .collect();
     for run in runs {

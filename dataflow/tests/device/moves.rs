@@ -94,7 +94,7 @@ impl Moves {
             }
             _ => {}
         };
-        let run = ResolvedRun::new(config, cluster.threads)?;
+        let run = ResolvedRun::new(config, cluster.workers)?;
         let (stop, observer) = (StopRequest::default(), Arc::new(observer));
         train(run, TrainOptions { cluster, stop, observer, trace: None })
     }
@@ -110,7 +110,7 @@ impl Moves {
 pub fn a_run_may_move_and_move_back_at_a_checkpoint(other: &Other) {
     let moves = Moves::new();
     let train = |dir, backend, steps| {
-        let summary = moves.train(dir, backend, steps, ClusterSettings::threads(2)).unwrap();
+        let summary = moves.train(dir, backend, steps, ClusterSettings::workers(2)).unwrap();
         assert_eq!(summary.step, steps);
         moves.told()
     };

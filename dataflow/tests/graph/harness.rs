@@ -321,7 +321,7 @@ impl Run {
         let mut threads = Vec::new();
         for (process, listener) in listeners.into_iter().enumerate() {
             let local_workers = self.workers / self.processes;
-            let mut settings = ClusterSettings::threads(local_workers);
+            let mut settings = ClusterSettings::workers(local_workers);
             settings.step_deadline = self.step_deadline;
             settings.ending_deadline = self.step_deadline.unwrap_or(settings.ending_deadline);
             if self.processes > 1 {

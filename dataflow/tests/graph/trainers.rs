@@ -78,7 +78,7 @@ fn run_each(
     let plan = Arc::new(plan);
     // A wait that would never end fails at this deadline.
     let step_deadline = Some(Duration::from_secs(5));
-    let settings = ClusterSettings { step_deadline, ..ClusterSettings::threads(2) };
+    let settings = ClusterSettings { step_deadline, ..ClusterSettings::workers(2) };
     execute(settings, move |context: &mut WorkerContext<'_>| {
         let model = Arc::new(Bigram::new());
         let parts = WorkerParts { backend: bigram().backend, abort: context.abort().clone() };

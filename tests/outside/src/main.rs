@@ -214,7 +214,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
 }
 
 fn train(workers: usize) -> std::result::Result<Trained, Box<dyn Error>> {
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
     let batch = BatchSettings { samples_per_step: Some(8), lanes: Some(4), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;

@@ -202,8 +202,8 @@ impl WithBackend for Measurement<'_> {
             batch: &batch,
             sharding: bench.shard.into(),
             positions: bench.seq_len.get(),
-            workers: cluster.threads * cluster.processes(),
-            workers_of_process: cluster.threads,
+            workers: cluster.workers * cluster.processes(),
+            workers_of_process: cluster.workers,
             workers_per_device: devices.workers_per_device(),
         };
         fitting.find(&plan, &devices, cut.microbatch_samples())?;
@@ -264,7 +264,7 @@ fn measure<B: Backend>(
         warmup_steps: Some(0),
         ..Default::default()
     };
-    let workers = cluster.threads * cluster.processes();
+    let workers = cluster.workers * cluster.processes();
     let library = || devices.first().collective_library();
     let (backends, lanes) = (devices.backends(), batch.lane_schedule(workers)?);
     let sharding = batch.sharding();

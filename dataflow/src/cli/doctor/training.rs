@@ -152,7 +152,7 @@ impl Runs {
         let dir = self.path(name);
         let losses = Arc::new(Mutex::new(Vec::new()));
         let processes: Vec<ClusterSettings> = match shared.processes {
-            1 => vec![ClusterSettings::threads(shared.workers)],
+            1 => vec![ClusterSettings::workers(shared.workers)],
             processes => neighbours(processes, shared.workers)?,
         };
         std::thread::scope(|scope| {
@@ -200,7 +200,7 @@ impl Runs {
             format!("device.precision={:?}", precision.word()),
         ];
         let config = RunConfig::parse(CONFIG, "the doctor's run", &set)?;
-        let run = ResolvedRun::new(config, cluster.threads)?;
+        let run = ResolvedRun::new(config, cluster.workers)?;
         let losses = Arc::clone(losses);
         let observer = Arc::new(move |event: &TrainEvent| {
             if let TrainEvent::Step(metrics) = event {

@@ -134,7 +134,7 @@ pub(super) fn run(
         }
         Place::ClusterProcess(process) => process,
     };
-    let workers = NonZeroUsize::new(process.cluster.threads).unwrap_or(NonZeroUsize::MIN);
+    let workers = NonZeroUsize::new(process.cluster.workers).unwrap_or(NonZeroUsize::MIN);
     let task = task(workers)?;
     if process.cluster.processes() > 1 {
         return in_cluster(process, task, &stop);

@@ -51,7 +51,7 @@ fn measured<B: Backend>(
 ) -> anyhow::Result<Outcome> {
     let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
     let workers = devices.workers().len();
-    let cluster = ClusterSettings::threads(workers);
+    let cluster = ClusterSettings::workers(workers);
     let measuring = Measuring { bench: &bench, cluster, workers };
     measuring.measure(devices, library)
 }

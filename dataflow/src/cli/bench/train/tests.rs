@@ -26,7 +26,7 @@ fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
     let device = WorkerDevice { backend, name: "emulator".to_owned(), ordinal: 0 };
     let devices = Devices::new(vec![device], Precision::Fp32).unwrap();
     let cut = bench.cut(&bench.batch()).unwrap();
-    let (fitting, cluster) = (FittingDevices::default(), ClusterSettings::threads(1));
+    let (fitting, cluster) = (FittingDevices::default(), ClusterSettings::workers(1));
     let measurement = Measurement {
         bench: &bench,
         batch: bench.batch(),
