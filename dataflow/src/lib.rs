@@ -27,8 +27,8 @@
 //! *sample*: `seq_len + 1` tokens, or another item that a model is trained on. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
 //! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
 //! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
-//! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *sharding*: the state
-//! that workers share out, by the key `parallel.shard`. *chunk*: the part of a
+//! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *sharding*: which
+//! state workers share out (`parallel.shard`). *chunk*: the part of a
 //! segment in one message. *round*: the lanes of a step that are summed together, one a worker where gradients are
 //! shared out. *bucket*: whole segments of parameters that are summed, updated and gathered together. *ticket*: the
 //! message between operators that says how far a bucket has come; it carries no values. *node*: a place in the tree
