@@ -1,7 +1,7 @@
 //! Training on documents that are added and withdrawn while it runs.
 //!
 //! ```text
-//! cargo run --release --example documents_that_come_and_go
+//! cargo run --release -p tidemill-live-example --example documents_that_come_and_go
 //! ```
 //!
 //! The program has a feed of documents: some are added, some are withdrawn, and some are copies of
