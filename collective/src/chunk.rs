@@ -22,7 +22,7 @@ use timely::dataflow::channels::pushers::exchange::Distributor;
 use timely::dataflow::channels::{ContainerBytes, Message};
 
 use crate::error::{CollectiveError, Result};
-use crate::tree::Node;
+use crate::node::Node;
 
 /// The meaning of the elements of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

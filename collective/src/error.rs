@@ -1,6 +1,6 @@
 //! Errors between workers.
 
-use crate::tree::Node;
+use crate::node::Node;
 
 /// The result of a collective call.
 pub type Result<T> = std::result::Result<T, CollectiveError>;

@@ -9,7 +9,8 @@
 use std::ops::Range;
 
 use crate::error::{CollectiveError, Result};
-use crate::tree::{Node, Tree, lane_cut};
+use crate::node::Node;
+use crate::tree::{Tree, lane_cut};
 
 /// The lanes of a step by round and worker.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
 //! | [`lane_schedule`] | which worker sums which lanes of a step, and when |
+//! | [`node`] | [`Node`], the lanes of a sum |
 //! | [`plan`] | the parameter arena cut into chunks |
 //! | [`bucket`] | runs of chunks that are summed and gathered together, and the owners of their parts |
 //! | [`carry`] | the timely operators that carry chunks between processes |
@@ -27,6 +28,7 @@ pub mod communicator;
 pub mod credit;
 pub mod error;
 pub mod lane_schedule;
+pub mod node;
 pub mod plan;
 pub mod tree;
 
@@ -36,5 +38,6 @@ pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
 pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
 pub use error::{CollectiveError, Result};
 pub use lane_schedule::LaneSchedule;
+pub use node::Node;
 pub use plan::{CHUNK_ELEMENTS, ChunkPlan, ChunkStart, PlannedChunk};
-pub use tree::{Node, Tree, lane_cut};
+pub use tree::{Tree, lane_cut};

@@ -5,51 +5,10 @@
 //! which lanes. A worker with any contiguous range of lanes sums the largest nodes inside its range
 //! (its *cover*) and the owner of a chunk sums the rest.
 
-use std::fmt;
 use std::ops::Range;
 
 use crate::error::{CollectiveError, Result};
-
-/// A node of a canonical tree: the lanes `lo .. hi`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Node {
-    /// The first lane.
-    pub lo: u32,
-    /// One past the last lane.
-    pub hi: u32,
-}
-
-impl Node {
-    /// The node of one lane.
-    pub fn leaf(lane: u32) -> Self {
-        Self { lo: lane, hi: lane + 1 }
-    }
-
-    /// The number of lanes.
-    pub fn lanes(self) -> u32 {
-        self.hi - self.lo
-    }
-
-    /// Whether all lanes of `other` are lanes of this node.
-    pub(crate) fn holds(self, other: Self) -> bool {
-        self.lo <= other.lo && other.hi <= self.hi
-    }
-
-    fn overlaps(self, other: Self) -> bool {
-        self.lo < other.hi && other.lo < self.hi
-    }
-
-    /// `present` where it shares lanes with `self`.
-    pub(crate) fn conflict(self, present: Self) -> Option<CollectiveError> {
-        self.overlaps(present).then_some(CollectiveError::DuplicateNode { node: self, present })
-    }
-}
-
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "lanes {}..{}", self.lo, self.hi)
-    }
-}
+use crate::node::Node;
 
 /// The canonical tree over a power of two of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,8 +96,8 @@ impl Tree {
                 return Err(CollectiveError::ForeignNode { node, lanes: self.lanes() });
             }
             let next = sums.last().map_or(0, |last| last.hi);
-            if let Some(error) = sums.last().and_then(|&last| node.conflict(last)) {
-                return Err(error);
+            if let Some(&present) = sums.last().filter(|present| node.overlaps(**present)) {
+                return Err(CollectiveError::DuplicateNode { node, present });
             }
             if node.lo != next {
                 return Err(CollectiveError::MissingLanes { lo: next, hi: node.lo });

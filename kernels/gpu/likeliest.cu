@@ -1,10 +1,13 @@
 // The most likely token of each row of logits: the lowest column among the greatest of scale logits[row, column]. A row
 // with a number that is not finite gets NO_TOKEN.
 #include "dialect.h"
+#include "pack.h"
 
 #define NO_TOKEN 0xffffffffu
 
 constexpr u32 THREADS = 1024;
+// Columns that a thread loads at once of aligned rows, and such loads that are in flight.
+constexpr u32 COLUMNS = 4, AHEAD = 4;
 
 struct Likeliest {
     u32* tokens;         // [rows]
@@ -12,43 +15,79 @@ struct Likeliest {
     u64 row_stride;
     u32 columns;
     float scale;
+    u32 wide;  // whether each row begins at a multiple of COLUMNS elements
+    u32 unused;
 };
 
-// Orders logits by value, then by column, the lower column above; numbers that are not finite are above all others.
-DEVICE u64 rank_of(float logit, u32 column) {
-    // A negative zero equals a positive one.
-    const u32 bits = __float_as_uint(logit + 0.0f);
-    if ((bits & 0x7f800000u) == 0x7f800000u) return ~0ull;
-    const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return static_cast<u64>(ordered) << 32 | ~column;
-}
+// The greatest of a thread's logits, which it sees by rising column.
+struct Greatest {
+    float logit = 0.0f;
+    u32 column = NO_TOKEN;
+    float zero = 0.0f;  // not a number if one of the logits was infinite or not a number
 
-// One block a row; `widened` converts a logit to fp32.
-template <class Logit, class Widened>
-DEVICE void likeliest_of(const Likeliest& arguments, Widened widened) {
+    __device__ __forceinline__ void see(float next, u32 next_column) {
+        zero = fmaf(next, 0.0f, zero);
+        // Negative and positive zeros are equal, and the first of equals stays.
+        if (next > logit || column == NO_TOKEN) {
+            logit = next;
+            column = next_column;
+        }
+    }
+
+    // Orders threads by logit, then by column, the lower column above; numbers that are not finite are above all others, and threads
+    // without a column below.
+    __device__ __forceinline__ u64 rank() const {
+        if (column == NO_TOKEN) return 0;
+        if (zero != 0.0f) return ~0ull;
+        const u32 bits = __float_as_uint(logit + 0.0f);
+        const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        return static_cast<u64>(ordered) << 32 | ~column;
+    }
+};
+
+// One block a row.
+template <class Logit>
+DEVICE void likeliest_of(const Likeliest& arguments) {
     __shared__ u64 greatest[THREADS];
     const Logit* const row = static_cast<const Logit*>(arguments.logits) + blockIdx.x * arguments.row_stride;
-    u64 own = 0;
-#pragma unroll 8
-    for (u32 column = threadIdx.x; column < arguments.columns; column += THREADS) {
-        const u64 rank = rank_of(widened(row[column]) * arguments.scale, column);
-        own = rank > own ? rank : own;
+    Greatest own;
+    u32 column = 0;
+    if (arguments.wide) {
+        constexpr u32 STEP = THREADS * COLUMNS;
+#pragma unroll 1
+        for (u32 first = threadIdx.x * COLUMNS; first + COLUMNS <= arguments.columns; first += AHEAD * STEP) {
+            Pack<COLUMNS> packs[AHEAD];
+            // Behind the row the first columns once more: to see them twice changes nothing.
+            const auto column_of = [&](u32 i) {
+                const u32 next = first + i * STEP;
+                return next + COLUMNS <= arguments.columns ? next : first;
+            };
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) packs[i] = load_pack<COLUMNS>(row + column_of(i));
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; i++) {
+#pragma unroll
+                for (u32 j = 0; j < COLUMNS; j++) own.see(packs[i].at[j] * arguments.scale, column_of(i) + j);
+            }
+        }
+        column = arguments.columns / COLUMNS * COLUMNS;
     }
-    greatest[threadIdx.x] = own;
+#pragma unroll 8
+    for (column += threadIdx.x; column < arguments.columns; column += THREADS) {
+        own.see(load_pack<1>(row + column).at[0] * arguments.scale, column);
+    }
+    u64 rank = own.rank();
+    greatest[threadIdx.x] = rank;
 #pragma unroll 1
     for (u32 half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x >= half) continue;
         const u64 other = greatest[threadIdx.x + half];
-        own = other > own ? other : own;
-        greatest[threadIdx.x] = own;
+        rank = other > rank ? other : rank;
+        greatest[threadIdx.x] = rank;
     }
-    if (threadIdx.x == 0) arguments.tokens[blockIdx.x] = own == ~0ull ? NO_TOKEN : ~static_cast<u32>(own);
+    if (threadIdx.x == 0) arguments.tokens[blockIdx.x] = rank == ~0ull ? NO_TOKEN : ~static_cast<u32>(rank);
 }
 
-KERNEL(likeliest, THREADS, 1, Likeliest) {
-    likeliest_of<float>(arguments, [](float logit) { return logit; });
-}
-KERNEL(likeliest_of_activations, THREADS, 1, Likeliest) {
-    likeliest_of<activation>(arguments, [](activation logit) { return widen(logit); });
-}
+KERNEL(likeliest, THREADS, 1, Likeliest) { likeliest_of<float>(arguments); }
+KERNEL(likeliest_of_activations, THREADS, 1, Likeliest) { likeliest_of<activation>(arguments); }

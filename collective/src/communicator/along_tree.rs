@@ -5,7 +5,8 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::Result;
 use crate::error::CollectiveError;
-use crate::tree::{Node, Tree};
+use crate::node::Node;
+use crate::tree::Tree;
 
 /// The sum over the lanes of a node.
 pub(super) type Term<'a, B> = (Node, TermValues<'a, B>);

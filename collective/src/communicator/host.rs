@@ -34,8 +34,8 @@ use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
+use crate::node::Node;
 use crate::plan::CHUNK_ELEMENTS;
-use crate::tree::Node;
 
 /// Chunks that are handed over together: few enough that others begin with them soon, and many enough that few messages wake a thread.
 const CHUNKS_PER_MESSAGE: usize = 16;

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
-use crate::tree::Node;
+use crate::node::Node;
 
 /// A worker's end among those of its process, which read each other's memory, before its device joins those of other processes.
 pub struct LocalRank<B: Backend> {

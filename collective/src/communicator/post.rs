@@ -13,7 +13,7 @@ use crate::carry::Arrived;
 use crate::chunk::{ChunkHeader, Part};
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
-use crate::tree::Node;
+use crate::node::Node;
 
 /// The posted sums of a worker's lanes, and where readers tell that they have read them.
 pub(super) struct PostedSums<B: Backend> {

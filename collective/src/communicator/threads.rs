@@ -17,7 +17,7 @@ use super::{
     Values, ValuesMut,
 };
 use crate::lane_schedule::LaneSchedule;
-use crate::tree::Node;
+use crate::node::Node;
 
 /// The end of one rank. Before it is dropped, the device streams that it was used with must have run: the memory that they read
 /// is then given back.

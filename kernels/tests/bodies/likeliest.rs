@@ -40,11 +40,14 @@ fn tokens_of_activations<B: Backend<Activation: Number>>(
 
 /// The lowest column of the greatest logit, in random rows and in rows with special values; the padding of a row is never read.
 ///
-/// Seen failing: without its barrier, without the columns of other threads.
+/// Seen failing: without its barrier, without the columns of other threads, without those behind the last whole load, and where a later
+/// equal stays.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    for (seed, rows, columns) in [(1, 1, 1), (2, 3, 31), (3, 2, 1023), (4, 2, 1025), (5, 5, 3000)] {
+    for (seed, rows, columns) in
+        [(1, 1, 1), (2, 3, 31), (3, 2, 1023), (4, 2, 1025), (5, 5, 3000), (6, 2, 20_475)]
+    {
         for scale in [1.0, 0.25] {
             let mut inputs = Inputs::new(seed);
             let mut logits = inputs.uniform_of::<f32>(rows * columns, -3.0, 3.0);

@@ -205,10 +205,16 @@ fn parts_that_are_added_otherwise_fail_the_body() {
     assert_change_shows::<Bf16>(change, weight_gradient::parts_are_added_in_order);
 }
 
+/// Columns of other threads, of later loads, and behind the last whole load; and the first of equal ones.
 #[test]
 fn a_forgotten_column_fails_the_body() {
-    let of_another_thread = " + half";
-    assert_needs::<Fp32>("likeliest.cu", of_another_thread, bodies::likeliest::agrees);
+    for forgotten in [" + half", " + i * STEP", "column += threadIdx.x"] {
+        assert_needs::<Fp32>("likeliest.cu", forgotten, bodies::likeliest::agrees);
+    }
+    for (from, to) in [("next > logit", "next >= logit"), ("zero != 0.0f", "zero > 0.0f")] {
+        let change = SourceChange { source: "likeliest.cu", from, to };
+        assert_change_shows::<Bf16>(change, bodies::likeliest::agrees);
+    }
 }
 
 /// Sums of other threads, the order of equal logits, zeros of either sign, totals of higher logits, and min_p.

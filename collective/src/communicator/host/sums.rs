@@ -11,8 +11,8 @@ use crate::communicator::along_tree::AlongTree;
 use crate::communicator::post::{ArrivalKind, Key, Sums};
 use crate::communicator::threads::{read_sums, sum_uses, within};
 use crate::communicator::{CommunicatorError, Cut, Result, reserve};
+use crate::node::Node;
 use crate::plan::CHUNK_ELEMENTS;
-use crate::tree::Node;
 
 /// A part of a bucket whose sums are formed here, of this group's sums and of those that arrive: this rank's own part, or the part
 /// of a rank of another host, to which the sums over this host's lanes are sent.

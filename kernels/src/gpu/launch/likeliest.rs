@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::sizes::{blocks, size32};
+use super::sizes::{Access, blocks, size32, stride_bytes};
 use super::{exactly_mut, row_stride};
 use crate::backend::{Element, Likeliest};
 use crate::error::Result;
@@ -14,6 +14,8 @@ use crate::gpu::{Gpu, GpuStream};
 use crate::view::{Matrix, SliceMut};
 
 const THREADS: u32 = 1024;
+/// Columns that a thread loads at once of aligned rows: `COLUMNS` of likeliest.cu.
+const COLUMNS: usize = 4;
 
 /// `Likeliest` of likeliest.cu.
 #[repr(C)]
@@ -24,6 +26,8 @@ struct Arguments {
     row_stride: u64,
     columns: u32,
     scale: f32,
+    wide: u32,
+    unused: u32,
 }
 
 impl<D: Driver, P: Precision> Likeliest for Gpu<D, P> {
@@ -67,12 +71,17 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         const KERNEL: &str = "likeliest";
         let (rows, columns) = (logits.rows, logits.columns);
         exactly_mut(KERNEL, "tokens", &tokens, rows)?;
+        let row_stride = row_stride(KERNEL, "logits", &logits, rows, columns)?;
+        let of_rows = (logits.address(), stride_bytes::<T>(row_stride));
+        let access = Access::of((COLUMNS * size_of::<T>()) as u64, &[of_rows]);
         let arguments = Arguments {
             tokens: tokens.address(),
             logits: logits.address(),
-            row_stride: row_stride(KERNEL, "logits", &logits, rows, columns)?,
+            row_stride,
             columns: size32(KERNEL, "columns", columns)?,
             scale,
+            wide: u32::from(access == Access::Wide),
+            unused: 0,
         };
         let launch = blocks(KERNEL, rows, THREADS)?;
         // SAFETY: there is a token for each row of the logits; the caller guarantees the validity of their type.

@@ -27,8 +27,10 @@ const THREADS: u32 = 256;
 const SHORT_WIDTH: usize = 512;
 /// Columns that a thread loads at once.
 const COLUMNS: usize = 4;
-/// The most rows that the forward norm of few rows is given. It gives the same bits.
+/// Rows that the forward norm of few rows is given on any device; else as many as have a block at once, so many to a multiprocessor. It
+/// gives the same bits.
 const FEW_ROWS: usize = 32;
+const FEW_BLOCKS: usize = 2;
 /// The most columns of rows that registers hold.
 const HELD_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
 /// Packs of a row that a thread holds in registers: `KEPT` of norm.h.
@@ -338,8 +340,10 @@ impl<D: Driver, P: Precision> Norm for Gpu<D, P> {
             }
             None => {
                 let device = self.driver.properties();
-                let many_rows = FORWARD_ROWS * FORWARD_BLOCKS * device.multiprocessors as usize;
-                let special = if rows <= FEW_ROWS && width <= HELD_COLUMNS {
+                let multiprocessors = device.multiprocessors as usize;
+                let few_rows = FEW_ROWS.max(FEW_BLOCKS * multiprocessors);
+                let many_rows = FORWARD_ROWS * FORWARD_BLOCKS * multiprocessors;
+                let special = if rows <= few_rows && width <= HELD_COLUMNS {
                     kernels.few.zip(Some(1))
                 } else if rows >= many_rows {
                     kernels.ahead(width).zip(Some(FORWARD_ROWS))
