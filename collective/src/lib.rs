@@ -7,8 +7,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
-//! | [`lane_schedule`] | which worker sums which lanes of a step, and when |
 //! | [`node`] | [`Node`], the lanes of a sum |
+//! | [`lane_schedule`] | which worker sums which lanes of a step, and when |
 //! | [`plan`] | the parameter arena cut into chunks |
 //! | [`bucket`] | runs of chunks that are summed and gathered together, and the owners of their parts |
 //! | [`carry`] | the timely operators that carry chunks between processes |

@@ -1,4 +1,7 @@
 //! Nodes of the canonical tree, which name the lanes of a sum.
+//!
+//! A node is a name: whether a tree has it is what [`Tree::contains`](crate::tree::Tree::contains) says. It stands apart from
+//! [`tree`](crate::tree), so that errors can name nodes and the tree can return errors.
 
 use std::fmt;
 

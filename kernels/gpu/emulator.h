@@ -51,7 +51,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-// Continues from another stack, and keeps in `saved_stack` where this one is gone on from.
+// Continues on another stack. `saved_stack` is where this one continues later.
 extern "C" void emulator_switch(void** saved_stack, void* next_stack);
 
 namespace emulator {

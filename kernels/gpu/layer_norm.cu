@@ -110,8 +110,8 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
-// The same bits, for so few rows that latency dominates and rows short enough for registers: a thread loads its part of
-// the parameters before it waits for a row, and no load waits for a store.
+// The same bits, for so few rows that all have a block at once, so that latency dominates, and short enough for registers: a thread
+// loads its part of the parameters before it waits for a row, and no load waits for a store.
 template <class Input>
 DEVICE void forward_few(const NormForward& arguments) {
     constexpr u32 STEP = THREADS * COLUMNS;

@@ -19,14 +19,14 @@ struct Likeliest {
     u32 unused;
 };
 
-// The greatest of a thread's logits, which it sees by rising column.
+// The greatest of the logits that a thread has seen: each by rising column, or once more.
 struct Greatest {
     float logit = 0.0f;
     u32 column = NO_TOKEN;
-    float zero = 0.0f;  // not a number if one of the logits was infinite or not a number
+    float of_zeros = 0.0f;  // the sum of zero times each logit: not a number if one was infinite or not a number
 
     __device__ __forceinline__ void see(float next, u32 next_column) {
-        zero = fmaf(next, 0.0f, zero);
+        of_zeros = fmaf(next, 0.0f, of_zeros);
         // Negative and positive zeros are equal, and the first of equals stays.
         if (next > logit || column == NO_TOKEN) {
             logit = next;
@@ -38,7 +38,7 @@ struct Greatest {
     // without a column below.
     __device__ __forceinline__ u64 rank() const {
         if (column == NO_TOKEN) return 0;
-        if (zero != 0.0f) return ~0ull;
+        if (of_zeros != 0.0f) return ~0ull;
         const u32 bits = __float_as_uint(logit + 0.0f);
         const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
         return static_cast<u64>(ordered) << 32 | ~column;
@@ -48,7 +48,7 @@ struct Greatest {
 // One block a row.
 template <class Logit>
 DEVICE void likeliest_of(const Likeliest& arguments) {
-    __shared__ u64 greatest[THREADS];
+    __shared__ u64 ranks[THREADS];
     const Logit* const row = static_cast<const Logit*>(arguments.logits) + blockIdx.x * arguments.row_stride;
     Greatest own;
     u32 column = 0;
@@ -77,14 +77,14 @@ DEVICE void likeliest_of(const Likeliest& arguments) {
         own.see(load_pack<1>(row + column).at[0] * arguments.scale, column);
     }
     u64 rank = own.rank();
-    greatest[threadIdx.x] = rank;
+    ranks[threadIdx.x] = rank;
 #pragma unroll 1
     for (u32 half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x >= half) continue;
-        const u64 other = greatest[threadIdx.x + half];
+        const u64 other = ranks[threadIdx.x + half];
         rank = other > rank ? other : rank;
-        greatest[threadIdx.x] = rank;
+        ranks[threadIdx.x] = rank;
     }
     if (threadIdx.x == 0) arguments.tokens[blockIdx.x] = rank == ~0ull ? NO_TOKEN : ~static_cast<u32>(rank);
 }

@@ -53,8 +53,8 @@ DEVICE void forward(const NormForward& arguments) {
 }
 
 #if !OF_ACTIVATIONS && !BACKWARD
-// The same bits, for so few rows that latency dominates and rows short enough for registers: a thread loads its part of
-// the parameters before it waits for a row, and no load waits for a store.
+// The same bits, for so few rows that all have a block at once, so that latency dominates, and short enough for registers: a thread
+// loads its part of the parameters before it waits for a row, and no load waits for a store.
 KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
     constexpr u32 STEP = THREADS * COLUMNS;
     const u32 width = arguments.width, first = threadIdx.x * COLUMNS;

@@ -9,9 +9,15 @@ use tidemill_kernels::backend::Output;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
+use crate::initialization::Initializer;
+use crate::layout::{Decay, Reading};
 use crate::lease::Lease;
+use crate::parameter_list::{NewTensor, ParameterList};
 use crate::sample::MicrobatchShape;
 use crate::trainable::Device;
+
+/// Rows of tables are padded to a multiple of this in memory, so that no matrix product has a ragged edge.
+pub const VOCABULARY_ROW_MULTIPLE: usize = 8;
 
 /// A table with one row for each token, or for each position: `out[row] = table[index[row]]`.
 #[derive(Clone, Debug)]
@@ -22,7 +28,38 @@ pub struct Embedding {
     pub width: usize,
 }
 
+/// The table of an [`Embedding`] that is to be added.
+#[derive(Clone, Copy, Debug)]
+pub struct NewEmbedding<'a> {
+    /// Its name in files.
+    pub name: &'a str,
+    /// Tokens or positions.
+    pub rows: usize,
+    /// d, elements of a row.
+    pub width: usize,
+    /// How blocks read it: [`forward`](Embedding::forward) in fp32, a head in activations.
+    pub reading: Reading,
+    /// The standard deviation of the initial elements, normal around 0.
+    pub standard_deviation: f64,
+}
+
 impl Embedding {
+    /// Adds the table to the newest segment, with rows behind its own up to a multiple of [`VOCABULARY_ROW_MULTIPLE`].
+    ///
+    /// # Panics
+    /// When no segment is open.
+    pub fn add(parameters: &mut ParameterList, embedding: NewEmbedding<'_>) -> Self {
+        let NewEmbedding { name, rows, width, reading, standard_deviation } = embedding;
+        let tensor = NewTensor {
+            name: name.to_owned(),
+            shape: &[rows, width],
+            decay: Decay::Decayed,
+            reading,
+            initializer: Initializer::Normal { standard_deviation },
+        };
+        Self { table: parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE), width }
+    }
+
     /// Writes the rows of `indices[b t]` to the residual stream `out[b t, d]`, or adds them to it.
     ///
     /// # Errors

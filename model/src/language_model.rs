@@ -20,7 +20,7 @@ mod positions;
 mod saved;
 mod tokens;
 
-pub use assemble::{NewPositions, Stem, VOCABULARY_ROW_MULTIPLE};
+pub use assemble::{NewPositions, Stem};
 pub use positions::Positions;
 pub use saved::Recompute;
 use serde_json::Value;

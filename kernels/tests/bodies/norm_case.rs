@@ -291,16 +291,18 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
     transcript
 }
 
-/// Rows that fill a device have the bits that each has alone, also where a block's last rows are fewer.
+/// Rows that fill a device have the bits that each has alone, also where a block's last rows are fewer, and so have rows between these
+/// and few.
 pub fn many_rows_are_independent<B: Backend<Activation: Number>>(
     arm: &Arm<B>,
     kinds: [Kind; 3],
 ) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    let rows = device.sizes.choose_for_gpu(vec![10_003], vec![131])[0];
-    let cases = kinds.into_iter().flat_map(|kind| [(kind, 520), (kind, 1032)]);
-    for (seed, (kind, width)) in (1..).zip(cases) {
+    let rows = device.sizes.choose_for_gpu(vec![10_003, 1_003], vec![131]);
+    let widths = kinds.into_iter().flat_map(|kind| [(kind, 520), (kind, 1032)]);
+    let cases = rows.iter().flat_map(|&rows| widths.clone().map(move |case| (rows, case)));
+    for (seed, (rows, (kind, width))) in (1..).zip(cases) {
         let shape_of = |rows| kind.norm.shape(GrainRows::new(rows, rows).unwrap(), width);
         let shape = shape_of(rows);
         let label = format!("{kind:?} {shape:?} seed {seed}");

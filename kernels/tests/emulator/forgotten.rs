@@ -205,13 +205,13 @@ fn parts_that_are_added_otherwise_fail_the_body() {
     assert_change_shows::<Bf16>(change, weight_gradient::parts_are_added_in_order);
 }
 
-/// Columns of other threads, of later loads, and behind the last whole load; and the first of equal ones.
+/// Columns of other threads, of later loads, and behind the last whole load; the first of equal ones; and numbers that are not finite.
 #[test]
 fn a_forgotten_column_fails_the_body() {
     for forgotten in [" + half", " + i * STEP", "column += threadIdx.x"] {
         assert_needs::<Fp32>("likeliest.cu", forgotten, bodies::likeliest::agrees);
     }
-    for (from, to) in [("next > logit", "next >= logit"), ("zero != 0.0f", "zero > 0.0f")] {
+    for (from, to) in [("next > logit", "next >= logit"), ("of_zeros != 0.0f", "of_zeros > 0.0f")] {
         let change = SourceChange { source: "likeliest.cu", from, to };
         assert_change_shows::<Bf16>(change, bodies::likeliest::agrees);
     }

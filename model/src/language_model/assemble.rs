@@ -6,15 +6,11 @@ use tidemill_kernels::Backend;
 
 use super::{BlockList, LanguageModel, Place, Positions, Recompute};
 use crate::block::AnyBlock;
-use crate::embedding::Embedding;
+use crate::embedding::{Embedding, NewEmbedding};
 use crate::head::Head;
-use crate::initialization::Initializer;
-use crate::layout::{Decay, Passes, Reading};
+use crate::layout::{Passes, Reading};
 use crate::norm::{NewNorm, Norm};
-use crate::parameter_list::{NewTensor, ParameterList};
-
-/// Rows of embedding tables are padded to a multiple of this in memory, so that no matrix product has a ragged edge.
-pub const VOCABULARY_ROW_MULTIPLE: usize = 8;
+use crate::parameter_list::ParameterList;
 
 /// The parts of a language model around its blocks.
 #[derive(Clone, Debug)]
@@ -62,21 +58,16 @@ impl<B: Backend> LanguageModel<B> {
         let mut parameters = ParameterList::new();
         let width = stem.width;
         let table = |parameters: &mut ParameterList, name: &str, rows: usize, reading| {
-            let tensor = NewTensor {
-                name: name.to_owned(),
-                shape: &[rows, width],
-                decay: Decay::Decayed,
-                reading,
-                initializer: Initializer::Normal { standard_deviation: stem.standard_deviation },
-            };
-            parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE)
+            let standard_deviation = stem.standard_deviation;
+            let table = NewEmbedding { name, rows, width, reading, standard_deviation };
+            Embedding::add(parameters, table)
         };
         let embedding_segment = parameters.segment("embedding");
         // The head multiplies by its table in activation precision; the embedding looks up its rows
         // in fp32.
         let reading = stem.head_name.map_or(Reading::Both, |_| Reading::Fp32);
-        let embedding_table = table(&mut parameters, stem.embedding_name, stem.vocab_size, reading);
-        let position_table = stem.positions.map(|NewPositions { name, count }| {
+        let embedding = table(&mut parameters, stem.embedding_name, stem.vocab_size, reading);
+        let positions = stem.positions.map(|NewPositions { name, count }| {
             let segment = parameters.segment("positions");
             (segment, table(&mut parameters, name, count, Reading::Fp32), count)
         });
@@ -91,13 +82,13 @@ impl<B: Backend> LanguageModel<B> {
         let (head_segment, head_table) = match stem.head_name {
             Some(name) => {
                 let segment = parameters.segment("lm_head");
-                (segment, table(&mut parameters, name, stem.vocab_size, Reading::Activation))
+                (segment, table(&mut parameters, name, stem.vocab_size, Reading::Activation).table)
             }
-            None => (embedding_segment, embedding_table.clone()),
+            None => (embedding_segment, embedding.table.clone()),
         };
 
         let mut embedding_segments = vec![embedding_segment];
-        embedding_segments.extend(position_table.as_ref().map(|(segment, ..)| *segment));
+        embedding_segments.extend(positions.as_ref().map(|(segment, ..)| *segment));
         let embedding_use = parameters.block("embedding", &embedding_segments);
         parameters.set_use_reading(embedding_use, Reading::Fp32);
         for looked_up in embedding_use..embedding_use + embedding_segments.len() {
@@ -105,8 +96,8 @@ impl<B: Backend> LanguageModel<B> {
         }
         let embedding_place =
             Place { segment: embedding_segment, block: 0, use_index: embedding_use };
-        let positions = position_table.map(|(segment, table, count)| Positions {
-            embedding: Embedding { table, width },
+        let positions = positions.map(|(segment, embedding, count)| Positions {
+            embedding,
             count,
             place: Place { segment, block: 0, use_index: embedding_use + 1 },
         });
@@ -123,7 +114,7 @@ impl<B: Backend> LanguageModel<B> {
             parameters,
             config_json,
             recompute: Recompute::None,
-            embedding: Embedding { table: embedding_table, width },
+            embedding,
             embedding_place,
             positions,
             blocks: BlockList::new(blocks),

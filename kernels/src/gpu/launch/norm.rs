@@ -27,9 +27,9 @@ const THREADS: u32 = 256;
 const SHORT_WIDTH: usize = 512;
 /// Columns that a thread loads at once.
 const COLUMNS: usize = 4;
-/// Rows that the forward norm of few rows is given on any device; else as many as have a block at once, so many to a multiprocessor. It
-/// gives the same bits.
+/// The most rows that the forward norm of few rows is given on a small device. It gives the same bits as that of any rows.
 const FEW_ROWS: usize = 32;
+/// And on a larger one, for each multiprocessor: all of them have a block at once.
 const FEW_BLOCKS: usize = 2;
 /// The most columns of rows that registers hold.
 const HELD_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
