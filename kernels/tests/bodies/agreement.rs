@@ -10,6 +10,8 @@ pub struct Tolerance {
     /// Relative to the larger of the expected element and the root mean square of its tensor: a sum
     /// whose terms cancel is as exact as its terms are.
     of_typical: f64,
+    /// What may be lost where a number below the smallest normal one counts as zero.
+    of_underflow: f64,
 }
 
 /// The error allowed to a result of type `T` that sums `reduction` terms.
@@ -23,7 +25,7 @@ pub fn tolerance<T: Number>(reduction: usize) -> Tolerance {
         33..=512 => 1e-5,
         513.. => 3e-5,
     };
-    Tolerance { of_element: T::ROUNDING, of_typical }
+    Tolerance { of_element: T::ROUNDING, of_typical, of_underflow: f64::from(f32::MIN_POSITIVE) }
 }
 
 impl Tolerance {
@@ -37,10 +39,14 @@ impl Tolerance {
         Self { of_typical: self.of_typical + error, ..self }
     }
 
+    /// The tolerance of a result with terms of which one factor may underflow, where the others, in all, are as large as `size`.
+    pub fn underflowing(self, size: f64) -> Self {
+        Self { of_underflow: f64::from(f32::MIN_POSITIVE) * size, ..self }
+    }
+
     fn allows(self, expected: f64, typical: f64) -> f64 {
         let size = expected.abs();
-        let subnormal = f64::from(f32::MIN_POSITIVE);
-        self.of_element * size + self.of_typical * size.max(typical) + subnormal
+        self.of_element * size + self.of_typical * size.max(typical) + self.of_underflow
     }
 }
 
