@@ -33,10 +33,8 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         const Item item = item_of(arguments, __float_as_uint(shuffle(__uint_as_float(taken), 0)));
         if (item.first_key == NO_POSITION) {
             wait_together(state.keys_empty, round % 2 ^ 1);
-            if (one) {
-                state.item = item;
-                arrive(state.keys_full);
-            }
+            if (one) state.item = item;
+            if (one || (EVERY_THREAD_ARRIVES && !by_engine)) arrive(state.keys_full);
             return;
         }
         // Addresses kept from tile to tile would take registers that copying threads lack.
@@ -52,7 +50,11 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             if (!by_engine) {
                 copy_rows<P, ROWS_BROUGHT, WARP>(to, from + formed_anew(head) * inputs.width, stride, first, inputs.positions, inputs, false);
                 warp_barrier();
-                if (one) arrive_expecting(full, further_bytes);
+                if (one) {
+                    arrive_expecting(full, further_bytes);
+                } else if (EVERY_THREAD_ARRIVES) {
+                    arrive(full);
+                }
                 return;
             }
             if (!one) return;

@@ -167,7 +167,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const AttentionInputs& inputs = arguments.inputs;
     typename M::State& state = memory.state();
     const u32 group = threadIdx.x / GROUP_THREADS - 1;
-    const bool one = lane_of_warp() == 0;
+    const bool arrives = EVERY_THREAD_ARRIVES || lane_of_warp() == 0;
     constexpr u32 GROUP_BYTES = GROUP_ROWS * PANEL_COLUMNS * sizeof(activation);
     const auto own_keys = LeftPanels<LeftStored::BY_ROW, KEY_ROWS>(memory.keys()).after(group * GROUP_BYTES);
     const auto own_values = LeftPanels<LeftStored::BY_ROW, KEY_ROWS>(memory.values()).after(group * GROUP_BYTES);
@@ -220,7 +220,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         }
         show_to_products();
         warp_barrier();
-        if (one) arrive(state.additions_full[slot.stage]);
+        if (arrives) arrive(state.additions_full[slot.stage]);
     };
 #pragma unroll 1
     for (u32 parity = 0;;) {
@@ -327,7 +327,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 state.additions[now % ANNOUNCED] = {ended.tile, ended.rank};
             }
             warp_barrier();
-            if (one) {
+            if (arrives) {
                 arrive(state.queries_empty[now % M::QUERY_STAGES]);
                 arrive(state.douts_empty[now % M::DOUT_STAGES]);
             }
@@ -341,14 +341,14 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         }
         const Item item = state.item;
         warp_barrier();
-        if (one) arrive(state.keys_empty);
+        if (arrives) arrive(state.keys_empty);
         // A warp's own values are no longer needed: its gradients overwrite them.
         const u32 row = own_row() / TILE * TILE;
         store_rows<P>(arguments.dv, arguments, item, dv, 1.0f, memory.values(), row, item.first_key + row);
         store_rows<P>(arguments.dk, arguments, item, dk, inputs.scale, memory.values(), row, item.first_key + row);
         show_to_products();
         warp_barrier();
-        if (one) arrive(state.values_empty);
+        if (arrives) arrive(state.values_empty);
     }
     // Tells all adding warps that the additions have ended.
 #pragma unroll 1
@@ -357,7 +357,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         wait_for(state.additions_empty[slot.stage], slot.parity ^ 1);
         if (threadIdx.x == GROUP_THREADS) state.additions[count % ANNOUNCED].rank = NO_POSITION;
         warp_barrier();
-        if (one) arrive(state.additions_full[slot.stage]);
+        if (arrives) arrive(state.additions_full[slot.stage]);
     }
 }
 
@@ -368,17 +368,18 @@ DEVICE void backward(const Arguments& arguments) {
     const M memory{start};
     if (threadIdx.x == 0) {
         typename M::State& state = memory.state();
-        constexpr u32 READERS = COMPUTING * GROUP_WARPS;
-        make_gate(state.keys_full, 1);
+        constexpr u32 READERS = COMPUTING * GROUP_WARPS * WARP_ARRIVALS;
+        const u32 copiers = arguments.by_engine ? 1 : WARP_ARRIVALS;
+        make_gate(state.keys_full, copiers);
         make_gate(state.keys_empty, READERS);
-        make_gate(state.values_full, 1);
+        make_gate(state.values_full, copiers);
         make_gate(state.values_empty, READERS);
         for (u32 stage = 0; stage < M::QUERY_STAGES; stage++) {
-            make_gate(state.queries_full[stage], 1);
+            make_gate(state.queries_full[stage], copiers);
             make_gate(state.queries_empty[stage], READERS);
         }
         for (u32 stage = 0; stage < M::DOUT_STAGES; stage++) {
-            make_gate(state.douts_full[stage], 1);
+            make_gate(state.douts_full[stage], copiers);
             make_gate(state.douts_empty[stage], READERS);
         }
         for (u32 slot = 0; slot < ADDING; slot++) {

@@ -173,7 +173,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const AttentionInputs& inputs = attention.inputs;
     typename M::State& state = memory.state();
     const u32 group = threadIdx.x / GROUP_THREADS - 1;
-    const bool one = lane_of_warp() == 0;
+    const bool arrives = EVERY_THREAD_ARRIVES || lane_of_warp() == 0;
     const RightPanels<Stored::BY_COLUMN, KEYS> all_keys(memory.keys(0));
     const RightPanels<Stored::BY_TERM, KEYS> all_values(memory.values(0));
     // Scores are scaled before they are compared where the scale does not keep their order.
@@ -206,7 +206,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             if (threadIdx.x / WARP % GROUP_WARPS == 0) memory.slope(group).set(slope);
         }
         warp_barrier();
-        if (one) arrive(state.queries_empty);
+        if (arrives) arrive(state.queries_empty);
         first = item.begin;
         return true;
     };
@@ -245,11 +245,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     };
     const auto end_scores = [&](u32 tile) {
         hold(scores);
-        if (one) arrive(state.keys_empty[tile % M::KEY_STAGES]);
+        if (arrives) arrive(state.keys_empty[tile % M::KEY_STAGES]);
     };
     const auto end_results = [&](u32 tile) {
         hold(out);
-        if (one) arrive(state.values_empty[tile % M::VALUE_STAGES]);
+        if (arrives) arrive(state.values_empty[tile % M::VALUE_STAGES]);
     };
     // Turns the scores of the keys from `first` on into probabilities.
     const auto weigh = [&] {
@@ -362,17 +362,18 @@ DEVICE void forward(const Arguments& arguments) {
     const M memory{start};
     if (threadIdx.x == 0) {
         typename M::State& state = memory.state();
-        constexpr u32 READERS = COMPUTING * GROUP_WARPS;
-        make_gate(state.queries_full, 1);
-        make_gate(state.queries_empty, READERS + CHECKING_WARPS);
+        constexpr u32 READERS = COMPUTING * GROUP_WARPS * WARP_ARRIVALS, CHECKERS = CHECKING_WARPS * WARP_ARRIVALS;
+        const u32 copiers = arguments.by_engine ? 1 : ARRIVALS_OF<GROUP_THREADS>;
+        make_gate(state.queries_full, copiers);
+        make_gate(state.queries_empty, READERS + CHECKERS);
         for (u32 stage = 0; stage < M::KEY_STAGES; stage++) {
-            make_gate(state.keys_full[stage], 1);
+            make_gate(state.keys_full[stage], copiers);
             make_gate(state.keys_empty[stage], READERS);
         }
         for (u32 stage = 0; stage < M::VALUE_STAGES; stage++) {
-            make_gate(state.values_full[stage], 1);
-            make_gate(state.values_clean[stage], CHECKING_WARPS);
-            make_gate(state.values_empty[stage], READERS + CHECKING_WARPS);
+            make_gate(state.values_full[stage], copiers);
+            make_gate(state.values_clean[stage], CHECKERS);
+            make_gate(state.values_empty[stage], READERS + CHECKERS);
             state.cleared[stage] = 0;
         }
         gates_are_made();

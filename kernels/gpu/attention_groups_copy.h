@@ -11,14 +11,14 @@ template <u32 P>
 DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
     typename M::State& state = memory.state();
-    const bool one = lane_of_warp() == 0;
+    const bool arrives = EVERY_THREAD_ARRIVES || lane_of_warp() == 0;
     u32 count = 0;
 #pragma unroll 1
     for (u32 round = 0;; round++) {
         wait_for(state.queries_full, round % 2);
         const Item item = state.item;
         warp_barrier();
-        if (one) arrive(state.queries_empty);
+        if (arrives) arrive(state.queries_empty);
         if (item.end == 0) return;
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
@@ -41,7 +41,7 @@ DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
                 }
             }
             warp_barrier();
-            if (one) {
+            if (arrives) {
                 arrive(state.values_clean[at.stage]);
                 arrive(state.values_empty[at.stage]);
             }
@@ -139,7 +139,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
         meet(COPYING, GROUP_THREADS);
         const Item item = state.item;
         meet(COPYING, GROUP_THREADS);
-        if (warp != 0 && one) arrive(state.queries_empty);
+        if (warp != 0 && (EVERY_THREAD_ARRIVES || one)) arrive(state.queries_empty);
         const u32 column = item.head * inputs.width;
         const u32 shared_column = inputs.shared_head(item.head) * inputs.width;
         if (item.end != 0) {
@@ -149,7 +149,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                                inputs, false);
         }
         meet(COPYING, GROUP_THREADS);
-        if (threadIdx.x == 0) arrive(state.queries_full);
+        if (EVERY_THREAD_ARRIVES || threadIdx.x == 0) arrive(state.queries_full);
         if (item.end == 0) return;
 #pragma unroll 1
         for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
@@ -159,7 +159,7 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                 copy_rows<P, KEYS>(memory.keys(at.stage), inputs.k + item.sample * inputs.k_sample + shared_column,
                                    inputs.k_stride, first, inputs.keys, inputs, false);
                 meet(COPYING, GROUP_THREADS);
-                if (threadIdx.x == 0) arrive(state.keys_full[at.stage]);
+                if (EVERY_THREAD_ARRIVES || threadIdx.x == 0) arrive(state.keys_full[at.stage]);
             }
             if (first > item.begin) {
                 const PipelineState<M::VALUE_STAGES> at(count - 1);
@@ -170,8 +170,8 @@ DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
                                        !item.is_unmasked(first - KEYS));
                 if (found) state.cleared[at.stage] = count;
                 meet(COPYING, GROUP_THREADS);
-                if (threadIdx.x == 0) arrive(state.values_full[at.stage]);
-                if (warp != 0 && one) {
+                if (EVERY_THREAD_ARRIVES || threadIdx.x == 0) arrive(state.values_full[at.stage]);
+                if (warp != 0 && (EVERY_THREAD_ARRIVES || one)) {
                     arrive(state.values_clean[at.stage]);
                     arrive(state.values_empty[at.stage]);
                 }

@@ -180,9 +180,10 @@ T exchange(T value, unsigned from) {
 // Opens when `count` threads have arrived and all bytes that they announced have been copied.
 struct Gate {
     unsigned passages;
-    uint16_t missing_chunks;  // of 16 bytes
-    uint8_t arrived, count;
+    unsigned missing_chunks : 14;  // of 16 bytes
+    unsigned arrived : 9, count : 9;
 };
+static_assert(sizeof(Gate) == sizeof(uint64_t), "a gate is as large as a device's");
 
 inline void pass_if_complete(Gate& gate) {
     if (gate.arrived < gate.count || gate.missing_chunks != 0) return;
@@ -190,7 +191,9 @@ inline void pass_if_complete(Gate& gate) {
     gate.passages++;
 }
 inline void make_gate(Gate& gate, unsigned arrivals) {
-    gate = {0, 0, 0, static_cast<uint8_t>(arrivals)};
+    gate = Gate();
+    gate.count = arrivals;
+    if (gate.count != arrivals) fail("a gate waits for fewer threads than that");
 }
 inline void arrive(Gate& gate) {
     if (gate.arrived == gate.count) fail("more threads arrive at a gate than it waits for");

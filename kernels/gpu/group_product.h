@@ -31,6 +31,16 @@ DEVICE bool of_warp(bool x) {
 
 // --- gates ------------------------------------------------------------------------------------------------
 
+// Of threads that have met, one arrives at a gate for all of them. compute-sanitizer's racecheck does not follow that, and reports what the
+// others read or wrote before: for it, every one arrives.
+#ifndef EVERY_THREAD_ARRIVES
+#define EVERY_THREAD_ARRIVES 0
+#endif
+// The arrivals of THREADS threads that have met.
+template <u32 THREADS>
+constexpr u32 ARRIVALS_OF = EVERY_THREAD_ARRIVES ? THREADS : 1;
+constexpr u32 WARP_ARRIVALS = ARRIVALS_OF<WARP>;
+
 #if ON_NVIDIA
 // Opens whenever the set number of arrivals, and all bytes that they announced, have come, and closes again at once. A
 // thread waits for every opening of a gate; the parity tells an opening from the next.

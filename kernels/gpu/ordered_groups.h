@@ -212,7 +212,7 @@ struct Reader {
     typename M::State& state;
     const LeftPanels<LeftStored::BY_ROW, M::ROWS> all_a;
     const RightPanels<Stored::BY_COLUMN, M::COLUMNS> all_weights;
-    const bool one = lane_of_warp() == 0;
+    const bool arrives = EVERY_THREAD_ARRIVES || lane_of_warp() == 0;
     Place<M::STAGES> place;
 
     __device__ __forceinline__ Reader(const Arguments& arguments, M memory)
@@ -240,14 +240,14 @@ struct Reader {
             end_batch();
             if (step > first) {
                 wait_for_products<1>();
-                if (one) arrive(state.empty[last_stage]);
+                if (arrives) arrive(state.empty[last_stage]);
             }
             last_stage = place.stage;
             place.advance();
         }
         wait_for_products<0>();
         hold(sums);
-        if (one) arrive(state.empty[last_stage]);
+        if (arrives) arrive(state.empty[last_stage]);
     }
 };
 
@@ -317,7 +317,7 @@ DEVICE void make_gates(M memory) {
         typename M::State& state = memory.state();
         for (u32 stage = 0; stage < M::STAGES; stage++) {
             make_gate(state.full[stage], 1);
-            make_gate(state.empty[stage], M::GROUPS * GROUP_WARPS);
+            make_gate(state.empty[stage], M::GROUPS * GROUP_WARPS * WARP_ARRIVALS);
         }
         gates_are_made();
     }

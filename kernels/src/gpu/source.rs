@@ -380,6 +380,9 @@ impl SourceOptions {
     /// Macros and their values.
     pub fn definitions(self) -> Vec<(&'static str, String)> {
         let bf16 = u8::from(self.activation == ElementKind::Bf16);
-        vec![("ACTIVATION_BF16", bf16.to_string())]
+        let mut all = vec![("ACTIVATION_BF16", bf16.to_string())];
+        // For compute-sanitizer (CONTRIBUTING.md).
+        all.extend(cfg!(racecheck).then(|| ("EVERY_THREAD_ARRIVES", "1".to_owned())));
+        all
     }
 }

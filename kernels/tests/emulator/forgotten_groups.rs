@@ -17,6 +17,25 @@ fn fails_in_groups(
     fails(emulator, "found", body)
 }
 
+/// In kernels that compute-sanitizer checks, every thread arrives at a gate; they compute the same.
+#[test]
+fn kernels_in_which_every_thread_arrives_agree() {
+    let source = "group_product.h";
+    let [from, to] = ["#define EVERY_THREAD_ARRIVES 0", "#define EVERY_THREAD_ARRIVES 1"];
+    let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+    let emulator = emulator.with_group_products().unwrap();
+    let changed = emulator.with_change(SourceChange { source, from, to });
+    let changed = Arm::new("every thread arrives".to_owned(), Gpu::new(changed));
+    let arms = [&groups(SEEDS[1]), &changed];
+    for body in [
+        bodies::attention::agrees,
+        bodies::attention::long_walks_agree,
+        bodies::ordered_product::rows_of_any_number_agree,
+    ] {
+        agree(&arms, body);
+    }
+}
+
 /// Products have one order over their terms; and where warps have their own rings, a block waits for all of them.
 #[test]
 fn products_of_groups_that_differ_fail_the_body() {
