@@ -100,8 +100,9 @@ pub(crate) fn check_sizes(sizes: &[(&str, usize, std::ops::RangeInclusive<usize>
 
 /// Refuses an `eps` that makes no norm.
 pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
-    if !(eps.is_finite() && eps > 0.0) {
-        return Err(ModelError::config("norm_eps", "a number above 0", eps));
+    // Norms compute in fp32.
+    if !((eps as f32).is_finite() && eps as f32 > 0.0) {
+        return Err(ModelError::config("norm_eps", "a number above 0, in fp32", eps));
     }
     Ok(())
 }

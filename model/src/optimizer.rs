@@ -15,6 +15,7 @@ mod terms;
 
 use std::sync::Arc;
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::{Backend, Cpu};
 
@@ -110,6 +111,7 @@ pub struct OptimizerSettings {
 struct Written {
     name: OptimizerName,
     learning_rate: Option<f64>,
+    #[serde(deserialize_with = "two_numbers")]
     betas: Option<[f64; 2]>,
     eps: Option<f64>,
     weight_decay: Option<f64>,
@@ -117,6 +119,15 @@ struct Written {
     adafactor: Option<AdafactorSettings>,
     muon: Option<MuonSettings>,
     groups: Vec<GroupSettings>,
+}
+
+/// A list of two numbers: of a longer one, serde would read the first two.
+fn two_numbers<'de, D: Deserializer<'de>>(
+    written: D,
+) -> std::result::Result<Option<[f64; 2]>, D::Error> {
+    let numbers = Vec::<f64>::deserialize(written)?;
+    let wrong = |numbers: Vec<f64>| D::Error::invalid_length(numbers.len(), &"two numbers");
+    <[f64; 2]>::try_from(numbers).map(Some).map_err(wrong)
 }
 
 impl From<Written> for OptimizerSettings {
@@ -197,11 +208,12 @@ impl OptimizerSettings {
                 Err(ModelError::config(format!("optimizer.{key}"), expected, value))
             }
         };
-        let at_least_zero: fn(f64) -> bool = |x| x >= 0.0;
-        let below_one: fn(f64) -> bool = |x| (0.0..1.0).contains(&x);
-        // Zero in fp32 would divide 0 by 0 wherever a gradient is zero.
+        // Updates compute in fp32, where a large number is infinite, one close to 1 is 1, and a small one is 0, which would divide 0 by 0
+        // wherever a gradient is zero.
+        let at_least_zero: fn(f64) -> bool = |x| x >= 0.0 && (x as f32).is_finite();
+        let below_one: fn(f64) -> bool = |x| x >= 0.0 && (x as f32) < 1.0;
         let above_zero: fn(f64) -> bool = |x| x as f32 > 0.0 && (x as f32).is_finite();
-        let expected = "a finite number of at least 0";
+        let expected = "a finite number of at least 0, in fp32";
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
         let none = |key: &str, found: String| {
             let expected = format!("no value, as {} has no such setting", self.name.word());
@@ -212,7 +224,8 @@ impl OptimizerSettings {
             (OptimizerName::Adafactor, Some(betas)) => return none("betas", format!("{betas:?}")),
             (_, betas) => {
                 for beta in betas.unwrap_or([f64::NAN; 2]) {
-                    finite("betas", beta, below_one, "two numbers of at least 0 and below 1")?;
+                    let expected = "two numbers of at least 0 and below 1, in fp32";
+                    finite("betas", beta, below_one, expected)?;
                 }
             }
         }
@@ -221,7 +234,7 @@ impl OptimizerSettings {
             (OptimizerName::Lion, Some(eps)) => return none("eps", eps.to_string()),
             (_, eps) => {
                 let eps = eps.unwrap_or(f64::NAN);
-                finite("eps", eps, above_zero, "a finite number above 0")?;
+                finite("eps", eps, above_zero, "a finite number above 0, in fp32")?;
             }
         }
         match (self.name, &self.adafactor) {
@@ -235,7 +248,7 @@ impl OptimizerSettings {
             (_, None) => {}
         }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
-        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")?;
+        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0, in fp32")?;
         self.groups.iter().enumerate().try_for_each(|(place, group)| group.check(place))
     }
 

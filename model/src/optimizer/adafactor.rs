@@ -75,9 +75,9 @@ impl AdafactorSettings {
             ("clip_threshold", self.clip_threshold),
             ("parameter_rms_floor", self.parameter_rms_floor),
         ] {
-            if !(value.is_finite() && value > 0.0) {
+            if !((value as f32).is_finite() && value as f32 > 0.0) {
                 let key = format!("optimizer.adafactor.{key}");
-                return Err(ModelError::config(key, "a finite number above 0", value));
+                return Err(ModelError::config(key, "a finite number above 0, in fp32", value));
             }
         }
         Ok(())

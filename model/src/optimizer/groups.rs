@@ -43,9 +43,9 @@ impl GroupSettings {
         ];
         for (key, number) in numbers {
             if let Some(number) = number
-                && !(number.is_finite() && number >= 0.0)
+                && !((number as f32).is_finite() && number >= 0.0)
             {
-                return Err(wrong(place, key, "a finite number of at least 0", number));
+                return Err(wrong(place, key, "a finite number of at least 0, in fp32", number));
             }
         }
         if numbers.iter().all(|(_, number)| number.is_none()) {

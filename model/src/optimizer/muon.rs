@@ -98,8 +98,8 @@ impl MuonSettings {
     /// # Errors
     /// A value that no update can use, named by its key.
     pub(super) fn check(&self) -> Result<()> {
-        if !(0.0..1.0).contains(&self.momentum) {
-            let expected = "a number of at least 0 and below 1";
+        if !(self.momentum >= 0.0 && (self.momentum as f32) < 1.0) {
+            let expected = "a number of at least 0 and below 1, in fp32";
             return Err(ModelError::config("optimizer.muon.momentum", expected, self.momentum));
         }
         if !(1..=20).contains(&self.iterations) {
