@@ -150,10 +150,10 @@ impl StateSink for RunCheckpoints {
 
     fn commit(&mut self) -> Result<(), Failure> {
         let (report, writer) = self.open.take().ok_or(NO_CHECKPOINT)?;
-        let CheckpointParts { files, folder, evaluation, written, abort, on_commit, .. } =
+        let CheckpointParts { files, folder, plan, evaluation, written, abort, on_commit, .. } =
             &self.parts;
         written.metrics.wait(report.step, abort)?;
-        if evaluation.is_some_and(|evaluation| evaluation.is_due(report.step, report.last)) {
+        if evaluation.is_some_and(|evaluation| evaluation.is_due(report.step, plan.steps)) {
             written.evaluations.wait(report.step, abort)?;
         }
         folder.check().map_err(not_written)?;

@@ -111,7 +111,7 @@ impl<S> EvaluationCutter<S> {
 
     fn report(&mut self, report: &StepReport) {
         self.last |= report.last;
-        if self.evaluation.is_due(report.step, report.last) && !self.grains.is_empty() {
+        if self.evaluation.is_due(report.step, self.plan.steps) && !self.grains.is_empty() {
             self.running = Some(report.step);
             self.requested = self.grains.start;
             self.evaluated = 0;

@@ -91,14 +91,15 @@ pub struct EvaluationPlan {
     pub samples: NonZeroU64,
     /// The number of requests: the samples at the positions behind those.
     pub requests: u64,
-    /// Updates between evaluations; there is always one after the last update.
+    /// Updates between evaluations; there is always one after the plan's last update. After one that a stop made the last there is none
+    /// of its own: a program that is asked to stop may have little time left.
     pub every_steps: NonZeroU64,
 }
 
 impl EvaluationPlan {
-    /// Whether an evaluation follows update `update` (from 1).
-    pub fn is_due(&self, update: u64, last: bool) -> bool {
-        last || update.is_multiple_of(self.every_steps.get())
+    /// Whether an evaluation follows update `update` (from 1) of a plan of `steps`.
+    pub fn is_due(&self, update: u64, steps: u64) -> bool {
+        update >= steps || update.is_multiple_of(self.every_steps.get())
     }
 
     /// The samples of grain `grain`.

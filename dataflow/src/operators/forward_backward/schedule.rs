@@ -238,9 +238,8 @@ impl<S: Sample> DeviceSchedule<S> {
             self.handed_out = 0;
             self.arrived.fill(false);
             self.evaluated = 0;
-            let last = self.last == Some(self.updates);
-            self.evaluation_due =
-                self.evaluation.is_some_and(|evaluation| evaluation.is_due(self.updates, last));
+            let is_due = |plan: EvaluationPlan| plan.is_due(self.updates, self.plan.steps);
+            self.evaluation_due = self.evaluation.is_some_and(is_due);
         }
         if self.evaluation_due && self.evaluated < self.evaluation_grains {
             return self.next_evaluation();
