@@ -320,6 +320,9 @@ fn the_statistics_tell_orders_apart() {
     let shard_bytes = one.bytes / 64;
     let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.25;
     assert!(near(one.effective_batch, 32.0), "{one:?}");
+    let of_an_epoch = statistics(ShuffleOrder::Full, 1, u64::MAX, None);
+    let OrderStatistics { batch, effective_batch, .. } = of_an_epoch;
+    assert_eq!((batch, effective_batch), (64 * 40, 2560.0));
     assert!(one.shards_per_batch > 24.0 && one.shards_per_batch < 28.0, "{one:?}");
     assert_eq!((one.cache_bytes, one.reads_per_shard), (one.bytes, Some(1.0)));
     assert_eq!(

@@ -23,9 +23,9 @@ use crate::{
 /// Statistics of an order; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OrderStatistics {
-    /// Samples of a batch.
+    /// Samples of a batch, at most those of an epoch.
     pub batch: u64,
-    /// Independent samples that a batch is worth, from 1 to about `batch`.
+    /// Independent samples that a batch is worth, from 1 to `batch`.
     pub effective_batch: f64,
     /// Shards in which the samples of a batch are, on average.
     pub shards_per_batch: f64,
@@ -55,13 +55,13 @@ const THREADS: usize = 2;
 
 impl OrderStatistics {
     /// Measures the order of a mixture in batches of `batch` samples, with a cache of
-    /// `cache_limit_bytes` where it has a limit.
+    /// `cache_limit_bytes` where it has a limit. A larger batch than an epoch is measured as one of an epoch.
     pub fn new(
         mixture: &Mixture,
         batch: NonZeroU64,
         cache_limit_bytes: Option<u64>,
     ) -> OrderStatistics {
-        let batch = batch.get();
+        let batch = batch.get().min(mixture.samples());
         let batches = (MEASURED_SAMPLES / batch).clamp(16, BATCHES);
         let span = mixture.samples().saturating_mul(EPOCHS).max(batch);
         let (mut squares, mut shards) = (0.0, 0);
@@ -95,7 +95,7 @@ impl OrderStatistics {
         });
         OrderStatistics {
             batch,
-            effective_batch: (1.0 / (12.0 * variance)).max(1.0),
+            effective_batch: (1.0 / (12.0 * variance)).clamp(1.0, batch as f64),
             shards_per_batch: shards as f64 / batches as f64,
             bytes: parts().map(|(part, _)| bytes(part)).sum(),
             first_batch_bytes,

@@ -37,7 +37,7 @@ use self::{
     in_order::InOrder,
     job::{
         CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
-        perform_all,
+        start_workers,
     },
     job_queue::JobQueue,
     outcome::PiecesDone,
@@ -88,12 +88,9 @@ pub(crate) fn run(
     thread::scope(|scope| {
         let jobs = &jobs;
         let (results, result_receiver) = channel();
-        for _ in 0..work.workers {
-            let results = results.clone();
-            scope.spawn(move || perform_all(work, jobs, &results));
-        }
         // Every thread then ends after its current job, also on an error.
         let _closed_at_end = jobs.close_at_end();
+        start_workers(scope, work, jobs, &results)?;
         let ends = Ends {
             // Within an option a borrow is shortened by hand.
             output: output.map(|output| output as &mut dyn Output),

@@ -162,9 +162,16 @@ fn damaged_files_give_what_is_before_the_damage_and_are_named_with_the_place() {
         let (report, files) = bench.prepare_with_all_workers(&[name]);
         let [(skipped_name, reason)] = &skipped(&report)[..] else { panic!("{report:?}") };
         assert_eq!(skipped_name, name);
-        let SkipReason::Damaged { from, .. } = &report.skipped[0].reason else {
-            panic!("{reason}")
+        // A checksum stands behind the lines that it is of.
+        let (from, words) = match &report.skipped[0].reason {
+            SkipReason::Damaged { from, .. } => (from, format!("it is damaged from {from} on: ")),
+            SkipReason::Checksum { to, .. } => {
+                (to, format!("its checksum is wrong: any text before {to} may be damaged"))
+            }
+            _ => panic!("{reason}"),
         };
+        let is_checksum = matches!(&report.skipped[0].reason, SkipReason::Checksum { .. });
+        assert_eq!(is_checksum, ["b.jsonl.gz", "e.jsonl.zst"].contains(&name), "{name}: {reason}");
         // The documents before that line were taken, and nothing else.
         let before: usize = from.to_string().strip_prefix("line ").unwrap().parse().unwrap();
         assert!(before > 300 && before <= 1001, "{name}: {reason}");
@@ -172,7 +179,7 @@ fn damaged_files_give_what_is_before_the_damage_and_are_named_with_the_place() {
         assert!(files == expected, "{name}: {reason}");
         assert_eq!(report.broken, 0);
         let refused = bench.refused_strictly(&[name]);
-        assert!(refused.contains(&format!("{name}: it is damaged from {from} on: ")), "{refused}");
+        assert!(refused.contains(&format!("{name}: {words}")), "{refused}");
     }
     bench.write("g.jsonl.gz", "not gzip at all");
     bench.write("h.jsonl.zst", "not zstd at all");

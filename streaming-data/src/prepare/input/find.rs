@@ -111,16 +111,12 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
 
 impl FoundInputs {
     /// Leaves out the files below a folder: a data set inside an input is not an input.
-    pub(crate) fn leave_out(&mut self, folder: &Path, inputs: &[PathBuf]) {
+    pub(crate) fn leave_out(&mut self, folder: &Path) {
         let Ok(folder) = fs::canonicalize(folder) else { return };
-        let holds =
-            |input: &PathBuf| fs::canonicalize(input).is_ok_and(|it| folder.starts_with(it));
-        if inputs.iter().any(holds) {
-            let is_below =
-                |path: &Path| fs::canonicalize(path).is_ok_and(|it| it.starts_with(&folder));
-            self.inputs.retain(|input| !is_below(&input.path));
-            self.skipped.retain(|skipped| !is_below(&skipped.path));
-        }
+        // Links may lead there too.
+        let is_below = |path: &Path| fs::canonicalize(path).is_ok_and(|it| it.starts_with(&folder));
+        self.inputs.retain(|input| !is_below(&input.path));
+        self.skipped.retain(|skipped| !is_below(&skipped.path));
     }
 }
 
@@ -340,6 +336,9 @@ mod tests {
         symlink("nowhere", path.join("in/dangling.txt")).unwrap();
         symlink("nowhere", path.join("in/dangling.md")).unwrap();
 
+        let mut without = find_inputs(&[path.join("in")], "**/*.txt").unwrap();
+        without.leave_out(&path.join("outside"));
+        assert_eq!(without.inputs.len(), 2, "also where a link leads there");
         let (all, duplicates) = found(path, &["in"], "**/*.txt");
         assert_eq!(all, ["in/b/x.txt", "in/c/y.txt", "in/linked/o.txt"]);
         assert_eq!(duplicates, 1, "z.txt");

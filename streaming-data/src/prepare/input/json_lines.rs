@@ -108,8 +108,7 @@ impl JsonLines {
 impl ReadParts for JsonLines {
     fn next_part(&mut self, limits: Limits) -> Result<Next, ReadFailure> {
         if let Some(error) = self.failure.take() {
-            let (from, source) = (Place::Line(self.line), Box::new(error));
-            return Err(ReadFailure::Skip(SkipReason::Damaged { from, source }));
+            return Err(ReadFailure::Skip(unreadable_from(Place::Line(self.line), error)));
         }
         // Behind the last end of a line among them there is nothing before the next chunk.
         loop {
@@ -158,6 +157,15 @@ impl ReadParts for JsonLines {
                 return Ok(self.next(Some(part), More::Yes));
             }
         }
+    }
+}
+
+/// Why a stream could not be read from a place on. A checksum stands behind what it is of.
+fn unreadable_from(from: Place, error: io::Error) -> SkipReason {
+    let source = Box::new(error);
+    match source.to_string().contains("checksum") {
+        true => SkipReason::Checksum { to: from, source },
+        false => SkipReason::Damaged { from, source },
     }
 }
 

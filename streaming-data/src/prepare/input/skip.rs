@@ -91,6 +91,17 @@ pub enum SkipReason {
         #[source]
         source: parquet::errors::ParquetError,
     },
+    /// It is compressed and its checksum is wrong: it is damaged somewhere before that place, and all of that is in the stream.
+    #[error(
+        "its checksum is wrong: any text before {to} may be damaged, and is taken (--strict refuses such files)"
+    )]
+    Checksum {
+        /// The first place that was not taken.
+        to: Place,
+        /// The message of the reader of the format.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// It is damaged or breaks off; what comes before that place is in the stream.
     #[error("it is damaged from {from} on")]
     Damaged {

@@ -162,7 +162,15 @@ impl OutputFolder {
         let aside = self.aside.take().expect("the folder was not published yet");
         if let Err((error, aside)) = aside.rename(&self.output) {
             self.aside = Some(aside);
-            return Err(PrepareError::io("put the data set in place as", &self.output)(error));
+            let output = self.output.clone();
+            return Err(match error.kind() {
+                // The folder was not there, or empty, when the preparation began.
+                io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
+                    let found = "what was put there while this was prepared, as by another program";
+                    PrepareError::OutputExists { path: output, found }
+                }
+                _ => PrepareError::io("put the data set in place as", output)(error),
+            });
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::{Arc, mpsc::Sender},
+    thread::{self, Scope},
 };
 
 use super::{
@@ -175,8 +176,32 @@ pub(crate) enum Found {
     Skipped(SkipReason),
 }
 
+/// Starts the threads that do the jobs: as many as the work has workers, or as the system gives, since their number changes no result.
+///
+/// # Errors
+/// The system gives none.
+pub(crate) fn start_workers<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: &'scope Work<'_>,
+    jobs: &'scope JobQueue,
+    results: &Sender<Numbered<Done>>,
+) -> Result<(), PrepareError> {
+    for started in 0..work.workers {
+        let results = results.clone();
+        let perform = move || perform_all(work, jobs, &results);
+        if let Err(error) = thread::Builder::new().spawn_scoped(scope, perform) {
+            if started == 0 {
+                return Err(PrepareError::io("start a thread that prepares", work.folder)(error));
+            }
+            tracing::warn!("started {started} threads of {}: {error}", work.workers);
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Does jobs until there are no more, or results are no longer wanted.
-pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Numbered<Done>>) {
+fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Numbered<Done>>) {
     while let Some(Numbered { number, item: job }) = jobs.pop() {
         // The job frees its inputs before the calling thread counts their memory as free.
         let item = match job {

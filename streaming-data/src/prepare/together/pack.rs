@@ -19,7 +19,7 @@ use crate::{
             Outcome,
             ahead::{Ahead, Next},
             batch::{Batch, Collect},
-            job::{Work, perform_all},
+            job::{Work, start_workers},
             job_queue::JobQueue,
         },
         tokens::pack::{Packer, RowGroup},
@@ -39,11 +39,9 @@ pub(crate) fn pack_together(
     thread::scope(|scope| {
         let jobs = &jobs;
         let (results, encoded) = channel();
-        for _ in 0..work.workers {
-            let results = results.clone();
-            scope.spawn(move || perform_all(work, jobs, &results));
-        }
+        // Every thread then ends after its current job, also on an error.
         let _closed_at_end = jobs.close_at_end();
+        start_workers(scope, work, jobs, &results)?;
         let latest = Cell::new(Progress::default());
         let progress = RefCell::new(progress);
         let tell = |now: Progress| {

@@ -48,7 +48,7 @@ use crate::{
             Outcome,
             ahead::{Ahead, Next},
             batch::Batch,
-            job::{Work, perform_all},
+            job::{Work, start_workers},
             job_queue::JobQueue,
         },
         together::{ask, gather, judge_records},
@@ -277,11 +277,10 @@ fn assemble(
             }
         });
         let (results, encoded) = channel();
-        for _ in 0..work.workers {
-            let results = results.clone();
-            scope.spawn(move || perform_all(work, jobs, &results));
-        }
+        // Every thread then ends after its current job, also on an error.
         let _closed_at_end = jobs.close_at_end();
+        let started = start_workers(scope, work, jobs, &results);
+        started.inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?;
         let assembly = Assembly {
             work,
             former,
