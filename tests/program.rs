@@ -145,6 +145,8 @@ fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
     collective(&["-w", "0", "-n", "3"]).refused(1, &["-w: expected at least 1 worker"]);
     collective(&["-w", "18446744073709551615", "-n", "9"]).refused(1, &["-w", "256"]);
     collective(&["-n", "0"]).refused(1, &["-n: expected at least 1 process"]);
+    collective(&["-n", "18446744073709551615"]).refused(1, &["-n: expected at most 1024"]);
+    collective(&["-n", "2", "--hosts", "nowhere"]).refused(2, &["cannot be used with"]);
     two(&["--megabytes", "0"]).refused(2, &["--megabytes"]);
     two(&["--megabytes", "18446744073709551615"]).refused(1, &["--megabytes: expected at most"]);
     two(&["--megabytes", "8", "--buckets", "4,16"]).refused(1, &["--buckets", "at most 8", "16"]);

@@ -122,6 +122,11 @@ fn spans(events: &[Value], track: &str) -> Vec<String> {
 fn a_trace_has_every_operator_and_thread() {
     let bench = Workbench::new();
     let traced = ["train", "run.toml", "--trace", "trace.json"];
+    // A trace takes the place of a trace alone.
+    let config = std::fs::read(bench.path("run.toml")).unwrap();
+    let over = ["train", "run.toml", "--trace", "run.toml"];
+    bench.tidemill(&over).refused(1, &["run.toml: expected no file, or a trace"]);
+    assert_eq!(std::fs::read(bench.path("run.toml")).unwrap(), config);
     bench.tidemill(&[&traced[..], &["-n", "2", "-w", "1"]].concat()).expect(0);
     let operators = [
         "Dataflow",

@@ -34,6 +34,8 @@ fn lines_to_score() {
         assert_eq!(stderr.matches('\n').count(), 1, "{finished:?}");
         assert!(stderr.contains("input.jsonl: line 3") && stderr.contains(part), "{finished:?}");
     }
+    let endless = ["score", "--model", "run", "--input", "/dev/zero"];
+    bench.tidemill(&endless).refused(1, &["/dev/zero: line 1: expected a line of at most"]);
     bench.write("latin1.jsonl", b"{\"text\": \"gr\xf6\xdfer\"}\n");
     let arguments = ["score", "--model", "run", "--input", "latin1.jsonl"];
     bench.tidemill(&arguments).refused(1, &["latin1.jsonl: line 1", "UTF-8"]);

@@ -9,6 +9,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontDesc, register_font};
 
+use super::output::check_replaceable;
+
 /// The name that the font is known by, in SVG too: a viewer without the first takes the second.
 const FONT: &str = "DejaVu Sans, sans-serif";
 const INK: RGBColor = RGBColor(34, 34, 34);
@@ -51,11 +53,14 @@ fn ending(path: &Path) -> Option<Ending> {
     }
 }
 
-/// A path whose ending says how to draw.
+/// A path whose ending says how to draw, of no file that is another thing.
 pub(crate) fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match ending(&path) {
-        Some(_) => Ok(path),
+        Some(_) => match check_replaceable(&path, &[b"<svg", b"\x89PNG"], "a picture") {
+            Ok(()) => Ok(path),
+            Err(error) => Err(error.to_string()),
+        },
         None => Err("expected a name that ends in .svg or .png".to_owned()),
     }
 }

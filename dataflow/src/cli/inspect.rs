@@ -169,7 +169,6 @@ fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
     let mut facts = serde_json::Map::new();
     facts.insert("kind".to_owned(), "orders of a data set".into());
     facts.insert("samples".to_owned(), data_set.samples().into());
-    facts.insert("batch".to_owned(), arguments.batch.get().into());
     facts.insert("window_samples".to_owned(), arguments.window_samples.get().into());
     for &order in orders {
         let order = ShuffleOrder::from(order);
@@ -178,6 +177,7 @@ fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
         let mixture = Mixture::of(data_set.clone(), shuffle)?;
         let statistics =
             OrderStatistics::new(&mixture, arguments.batch, arguments.cache_limit_bytes);
+        facts.insert("batch".to_owned(), statistics.batch.into());
         facts.insert("bytes".to_owned(), statistics.bytes.into());
         let rounded = |value: f64| (value * 10.0).round() / 10.0;
         let of_order = json!({

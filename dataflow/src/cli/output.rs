@@ -4,9 +4,13 @@
 //! them are not worth one.
 
 use std::fmt::{Arguments, Display};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
 
 use anyhow::Context;
+
+use crate::error::{JobError, Result};
 
 /// A line of results, as `println!` takes it.
 macro_rules! result_line {
@@ -31,6 +35,27 @@ pub(super) fn counted<N: Display + PartialEq + From<u8>>(
 ) -> String {
     let noun = if count == N::from(1) { one } else { several };
     format!("{count} {noun}")
+}
+
+/// Checks that a file at `path`, if there is one, is of the kind that is to be written there, by how it begins: no slip of a name costs a
+/// config, a log or a shard.
+///
+/// # Errors
+/// A file that begins otherwise, and is not empty.
+pub(super) fn check_replaceable(path: &Path, beginnings: &[&[u8]], kind: &str) -> Result<()> {
+    // What is no file of bytes, such as /dev/stdout, keeps nothing.
+    if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+        return Ok(());
+    }
+    let longest = beginnings.iter().map(|beginning| beginning.len() as u64).max().unwrap_or(0);
+    let mut found = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(longest).read_to_end(&mut found));
+    read.map_err(|source| JobError::file("reading", path, source))?;
+    if beginnings.iter().any(|&beginning| found.starts_with(beginning)) {
+        return Ok(());
+    }
+    let expected = format!("no file, or {kind} that is replaced");
+    Err(JobError::value(path.display().to_string(), expected, "another file"))
 }
 
 pub(super) fn print(line: Arguments<'_>) -> anyhow::Result<()> {

@@ -23,7 +23,7 @@ use self::places::{Done, Ended, Task, What};
 use super::Format;
 use super::exit::one_line;
 use super::output::{note_line, result_line};
-use super::processes::{PlaceArguments, SECRET_HELP};
+use super::processes::{PlaceArguments, SECRET_HELP, parse_threads};
 use crate::cli::exit::ExitCode;
 use crate::error::JobError;
 
@@ -70,8 +70,9 @@ pub(crate) struct PrepareArguments {
     #[arg(long, value_name = "NAME|FILE.toml,...")]
     filter: Option<String>,
     /// Leave out documents because there are others like them; the first in the order of the inputs is kept. `exact`:
-    /// the same text. `exact-words`: the same words. `near`: and those that have most runs of five words in common. The
-    /// inputs are read twice, and must not change meanwhile; text files are held in memory whole, as with --filter.
+    /// the same text. `exact-words`: the same words, in whatever case, with whatever between them and whatever digits.
+    /// `near`: and those that have most runs of five words in common. The inputs are read twice, and must not change
+    /// meanwhile; text files are held in memory whole, as with --filter.
     #[arg(long, value_enum, default_value_t)]
     dedup: DedupKind,
     /// Memory for records of documents while they are compared, in each process: 24 bytes for each document, of `near`
@@ -145,7 +146,7 @@ pub(crate) struct PrepareArguments {
     /// may have 64 MiB, a text file any size. Beside that are held: the tokenizer (one of 50,000 entries, some 200 MB), of Parquet a page of the text and a dictionary (each of 1 GiB
     /// at most; most writers make them of 1 MiB), of Zstandard its window (128 MiB at most), of an MDS shard in Snappy all of it
     /// (1 GiB at most).
-    #[arg(short = 'w', long, value_name = "N")]
+    #[arg(short = 'w', long, value_name = "N", value_parser = parse_threads)]
     workers: Option<NonZeroUsize>,
     #[command(flatten)]
     places: PlaceArguments,

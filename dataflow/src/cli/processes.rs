@@ -23,6 +23,17 @@ pub(super) const SECRET_HELP: &str = "\
 The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
 TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
 
+/// The most processes that a command starts, and the most threads that prepare: more than any machine has cores. A larger number is a slip
+/// that would take all of the machine before it fails.
+const MOST_PROCESSES: usize = 1 << 10;
+const MOST_THREADS: usize = 1 << 12;
+
+/// A number of threads that prepare.
+pub(crate) fn parse_threads(text: &str) -> std::result::Result<NonZeroUsize, String> {
+    let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= MOST_THREADS);
+    threads.ok_or_else(|| format!("expected a number from 1 to {MOST_THREADS}"))
+}
+
 /// Flags of a subcommand whose workers may be of several processes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ProcessArguments {
@@ -36,8 +47,8 @@ pub(crate) struct ProcessArguments {
 /// Flags of a subcommand that may run in several processes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArguments {
-    /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
-    #[arg(short = 'n', long, value_name = "PROCESSES", conflicts_with = "process")]
+    /// Processes that are started here and watched over. Of a cluster on several machines, --hosts says how many there are.
+    #[arg(short = 'n', long, value_name = "PROCESSES", conflicts_with_all = ["process", "hosts", "insecure"])]
     processes: Option<usize>,
     /// Be process INDEX of the cluster in --hosts.
     #[arg(short = 'p', long, value_name = "INDEX", requires = "hosts")]
@@ -102,7 +113,12 @@ impl PlaceArguments {
     /// # Errors
     /// Flags that are wrong, a hosts file or a secret that is, or siblings that do not come.
     pub(crate) fn place(&self, threads: impl Fn(usize, usize) -> usize) -> Result<Place> {
-        let processes = NonZeroUsize::new(self.processes.unwrap_or(1))
+        let processes = self.processes.unwrap_or(1);
+        if processes > MOST_PROCESSES {
+            let expected = format!("at most {MOST_PROCESSES} processes");
+            return Err(JobError::value("-n", expected, processes));
+        }
+        let processes = NonZeroUsize::new(processes)
             .ok_or_else(|| JobError::value("-n", "at least 1 process", 0))?;
         let workers = |processes: usize, here: usize| match threads(processes, here) {
             0 => Err(JobError::value("-w", "at least 1 worker", 0)),

@@ -17,7 +17,7 @@ use tidemill_files::durable;
 
 use self::run::Run;
 use super::exit::ExitCode;
-use super::output::{note_line, result_line};
+use super::output::{check_replaceable, note_line, result_line};
 use crate::error::JobError;
 
 /// The page's name in a run folder.
@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> anyhow::Result<ExitCode> {
     let runs: Vec<Run> =
         arguments.runs.iter().map(|path| Run::read(path)).collect::<Result<_, JobError>>()?;
     let output = arguments.output.clone().unwrap_or_else(|| arguments.runs[0].join(REPORT_FILE));
+    check_replaceable(&output, &[b"<!DOCTYPE html>"], "a page")?;
     durable::replace(&output, page::page(&runs).as_bytes())
         .map_err(|source| JobError::file("writing", &output, source))?;
     for run in &runs {

@@ -1,8 +1,7 @@
 //! Files of requests to a model: a JSON object a line, as `generate --input` and `score --input` read them.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Lines};
-use std::iter::Enumerate;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::Context;
@@ -67,10 +66,15 @@ impl TextKey {
     }
 }
 
+/// The most bytes of a line: more than any model has positions for.
+const LINE_BYTES: u64 = 64 << 20;
+
 /// The requests of a file, in order; blank lines are none.
 pub(crate) struct Requests<'a> {
     path: String,
-    lines: Enumerate<Lines<BufReader<File>>>,
+    file: BufReader<File>,
+    /// The number of the last line.
+    line: usize,
     key: TextKey,
     encoder: Encoder<'a>,
 }
@@ -112,7 +116,29 @@ impl<'a> Requests<'a> {
     pub(crate) fn open(path: &Path, key: TextKey, encoder: Encoder<'a>) -> anyhow::Result<Self> {
         let name = path.display().to_string();
         let file = File::open(path).with_context(|| format!("reading {name} failed"))?;
-        Ok(Self { path: name, lines: BufReader::new(file).lines().enumerate(), key, encoder })
+        Ok(Self { path: name, file: BufReader::new(file), line: 0, key, encoder })
+    }
+
+    /// The next line, if there is one.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a line that is too long to be a request, or that is not text.
+    fn next_line(&mut self, place: &str) -> anyhow::Result<Option<String>> {
+        let mut line = Vec::new();
+        let mut rest = (&mut self.file).take(LINE_BYTES + 1);
+        let read = rest.read_until(b'\n', &mut line);
+        if read.with_context(|| format!("reading {} failed", self.path))? == 0 {
+            return Ok(None);
+        }
+        if line.len() as u64 > LINE_BYTES {
+            let what = format!("expected a line of at most {LINE_BYTES} bytes, found a longer one");
+            return Err(wrong(place, what));
+        }
+        // The error of a line that breaks off names a place in it.
+        line.pop_if(|end| *end == b'\n');
+        line.pop_if(|end| *end == b'\r');
+        let text = String::from_utf8(line);
+        text.map(Some).map_err(|error| wrong(place, format!("expected UTF-8 text: {error}")))
     }
 
     fn parse(&self, place: String, line: &str) -> anyhow::Result<Request> {
@@ -156,11 +182,11 @@ impl Iterator for Requests<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let (index, line) = self.lines.next()?;
-            let place = format!("{}: line {}", self.path, index + 1);
-            match line.with_context(|| format!("{place}: expected UTF-8 text")) {
-                Ok(line) if line.trim().is_empty() => {}
-                Ok(line) => return Some(self.parse(place, &line)),
+            self.line += 1;
+            let place = format!("{}: line {}", self.path, self.line);
+            match self.next_line(&place) {
+                Ok(line) if line.as_ref().is_some_and(|line| line.trim().is_empty()) => {}
+                Ok(line) => return line.map(|line| self.parse(place, &line)),
                 Err(error) => return Some(Err(error)),
             }
         }

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::metrics_endpoint::MetricsEndpoint;
-use super::output::{counted, note_line, result_line};
+use super::output::{check_replaceable, counted, note_line, result_line};
 use super::processes::{
     ClusterProcess, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave,
     quiet_worker_panics,
@@ -170,6 +170,7 @@ fn open_trace(path: &Path, process: usize) -> anyhow::Result<Trace> {
         }
         path.set_file_name(name);
     }
+    check_replaceable(&path, &[b"[\n"], "a trace")?;
     Trace::create(&path, process)
         .with_context(|| format!("--trace: writing {} failed", path.display()))
 }

@@ -21,6 +21,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::output::{counted, result_line};
 use super::prepare::note_skipped;
+use super::processes::parse_threads;
 use super::{Format, progress};
 use crate::cli::exit::ExitCode;
 use crate::error::JobError;
@@ -39,7 +40,8 @@ pub(crate) struct TokenizerArguments {
     /// --min-count says.
     #[arg(long, value_name = "N")]
     vocab_size: NonZeroU32,
-    /// A token of its own, which no text becomes; several flags for several. The first ends a document.
+    /// A token of its own, which is never merged with others; several flags for several. The first ends a document. Where a
+    /// text spells one out, it becomes that token, as in Hugging Face's tokenizers.
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     special_token: Vec<String>,
     /// How often a pair of tokens must occur to be merged.
@@ -59,7 +61,7 @@ pub(crate) struct TokenizerArguments {
     strict: bool,
     /// Threads that read and count; they change no byte. By default one per core. Documents take 32 MiB of memory for each, or
     /// what the largest takes; beside that, each different word takes about 100 bytes, and about 300 more when pairs are merged.
-    #[arg(short = 'w', long, value_name = "N")]
+    #[arg(short = 'w', long, value_name = "N", value_parser = parse_threads)]
     workers: Option<NonZeroUsize>,
     /// How the report is printed.
     #[arg(long, value_enum, default_value_t)]

@@ -361,7 +361,7 @@ fn name_key(error: &toml::de::Error, text: &str) -> String {
     let Some(line) = line_of(error, text) else { return message };
     let source = quoted(text.lines().nth(line).unwrap_or(""));
     let table = text.lines().take(line + 1).filter_map(|line| line.strip_prefix('[')).last();
-    match table.map(|table| quoted(table.trim_end_matches(']'))) {
+    match table.map(|table| quoted(table.trim_matches(['[', ']']))) {
         Some(_) if source.starts_with('[') => format!("{source}: {message}"),
         Some(table) => format!("{table}.{source}: {message}"),
         None => format!("{source}: {message}"),

@@ -202,11 +202,34 @@ impl DataSettings {
                     [] => vec![stream.fingerprint],
                     parts => parts.iter().map(|part| part.fingerprint).collect(),
                 };
-                self.open(seed, Some(&versions))?
+                let data = self.open(seed, Some(&versions))?;
+                self.check_versions(&data, &versions)?;
+                data
             }
             _ => newest,
         };
         Ok((data, saved))
+    }
+
+    /// Checks that a run which stays with its versions has found them.
+    ///
+    /// # Errors
+    /// A version that is gone.
+    fn check_versions(&self, data: &Mixture, versions: &[ContentHash]) -> Result<()> {
+        let stays = self.follow == DataFollow::Began && data.parts().len() == versions.len();
+        let is_gone = |(part, version): &(&Part, &ContentHash)| {
+            part.data_set.is_updatable() && part.data_set.fingerprint() != **version
+        };
+        match data.parts().iter().zip(versions).find(is_gone).filter(|_| stays) {
+            None => Ok(()),
+            Some((part, version)) => {
+                let place = part.data_set.location();
+                let expected =
+                    format!("version {version} of {place}, which the latest checkpoint has read");
+                let found = "others alone: `prune` has removed it, or this is another data set";
+                Err(JobError::value("data", expected, found))
+            }
+        }
     }
 
     /// Opens the data sets: the newest versions, or these of the parts, as far as they are there.
