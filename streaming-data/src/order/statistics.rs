@@ -61,7 +61,7 @@ impl OrderStatistics {
         batch: NonZeroU64,
         cache_limit_bytes: Option<u64>,
     ) -> OrderStatistics {
-        let batch = batch.get().min(mixture.samples());
+        let batch = batch.get().min(mixture.samples().max(1));
         let batches = (MEASURED_SAMPLES / batch).clamp(16, BATCHES);
         let span = mixture.samples().saturating_mul(EPOCHS).max(batch);
         let (mut squares, mut shards) = (0.0, 0);
