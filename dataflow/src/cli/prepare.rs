@@ -26,6 +26,7 @@ use super::output::{note_line, result_line};
 use super::processes::{PlaceArguments, SECRET_HELP, parse_threads};
 use crate::cli::exit::ExitCode;
 use crate::error::JobError;
+use crate::printable::printable;
 
 /// Help on several processes: their benefit and their limits.
 const PROCESSES_HELP: &str = "\
@@ -272,16 +273,22 @@ fn note_left_out(report: &PrepareReport) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The most bytes of a line about a document, whose name may be anything.
+const LONGEST_LINE_BYTES: usize = 8 << 10;
+
 /// Says which inputs could not be read, and which lines and rows are no documents: the first of so many.
 pub(super) fn note_skipped(
     skipped: &[SkippedDocument],
     (named_broken, broken): (&[BrokenDocument], u64),
 ) {
     for skipped in skipped {
-        note_line!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
+        let line = format!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
+        note_line!("{}", printable(&line, LONGEST_LINE_BYTES));
     }
     for broken in named_broken.iter().take(PRINTED_BROKEN) {
-        note_line!("skipped {}, {}: {}", broken.path.display(), broken.place, broken.reason);
+        let BrokenDocument { path, place, reason } = broken;
+        let line = format!("skipped {}, {place}: {reason}", path.display());
+        note_line!("{}", printable(&line, LONGEST_LINE_BYTES));
     }
     let others = broken.saturating_sub(PRINTED_BROKEN as u64);
     if others > 0 {

@@ -178,6 +178,32 @@ fn damaged_files_and_texts_that_are_not_utf8_are_named() {
     assert!(refused.starts_with("cannot take row 1 of "), "{refused}");
 }
 
+/// Of files that tests/fixtures/parquet/generate.py has written.
+#[test]
+fn a_page_has_the_text_of_its_checksum_and_a_codec_that_is_not_read_is_named() {
+    let bench = Bench::new();
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
+        fs::read(folder.join(name)).unwrap()
+    };
+    bench.write("z.txt", "long enough for a row or two, but no more");
+    let skipped_of = |content: &[u8]| {
+        bench.write("in.parquet", content);
+        let (report, _) = bench.prepare_with_all_workers(&["in.parquet", "z.txt"]);
+        skipped(&report).into_iter().map(|(_, reason)| reason).collect::<Vec<_>>()
+    };
+    let mut whole = fixture("page-checksums.parquet");
+    assert_eq!(skipped_of(&whole), [""; 0]);
+    let text = b"the tide turns";
+    let at = whole.windows(text.len()).position(|part| part == text).unwrap();
+    whole[at] ^= 1;
+    let reasons = skipped_of(&whole);
+    assert!(reasons[0].starts_with("it is damaged from row 0 on: "), "{reasons:?}");
+    assert!(reasons[0].contains("checksum"), "{reasons:?}");
+    let reasons = skipped_of(&fixture("brotli.parquet"));
+    assert!(reasons[0].starts_with("its column is compressed by Brotli, expected"), "{reasons:?}");
+}
+
 #[test]
 fn a_file_without_rows_has_no_documents() {
     let bench = Bench::new();

@@ -14,7 +14,7 @@ use std::{
 };
 
 use parquet::{
-    basic::{ConvertedType, LogicalType, Type as PhysicalType},
+    basic::{Compression, ConvertedType, LogicalType, Type as PhysicalType},
     column::reader::ColumnReaderImpl,
     data_type::{ByteArray, ByteArrayType},
     errors::ParquetError,
@@ -87,6 +87,15 @@ impl TextColumn {
             let expected = format!("a column {key:?} of strings; --text-key names another");
             ReadFailure::Fatal(PrepareError::InputColumn { path: path.to_owned(), found, expected })
         })?;
+        let mut groups = reader.metadata().row_groups().iter();
+        let unread = groups.find_map(|group| match group.column(leaf).compression() {
+            Compression::BROTLI(_) => Some("Brotli"),
+            Compression::LZO => Some("LZO"),
+            _ => None,
+        });
+        if let Some(found) = unread {
+            return Err(ReadFailure::Skip(SkipReason::Codec { found }));
+        }
         let defined = metadata.schema_descr().column(leaf).max_def_level();
         let rows = reader.metadata().row_groups().iter().map(|group| group.num_rows());
         let rows = rows.map(|rows| u64::try_from(rows).unwrap_or(0)).sum();

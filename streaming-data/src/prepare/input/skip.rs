@@ -74,6 +74,14 @@ pub enum SkipReason {
         /// The end of its name.
         found: &'static str,
     },
+    /// Its text is compressed in a way that is not read.
+    #[error(
+        "its column is compressed by {found}, expected Zstandard, Snappy, LZ4, gzip or nothing"
+    )]
+    Codec {
+        /// How.
+        found: &'static str,
+    },
     /// It is one shard of an MDS data set, which says little without the index beside it.
     #[error("it is a shard of an MDS data set, expected the folder with its index.json")]
     LooseMdsShard,
