@@ -288,7 +288,7 @@ fn a_request_to_stop_is_agreed_on_and_checkpointed() {
         assert!(is_last && (3..=4).contains(&last), "{last}");
         assert_eq!(outcome.reports.len() as u64, last);
         assert!(outcome.checkpoints.contains_key(&last), "a checkpoint of the last step");
-        // What is asked to stop may have little time left.
+        // A run that is asked to stop may have little time left.
         assert_eq!(outcome.evaluations.contains_key(&last), last == 4, "none for the stop alone");
         let resume = Some((last, outcome.checkpoints[&last].clone()));
         let resumed = Run { resume, ..Run::default() }.run().unwrap();

@@ -250,7 +250,7 @@ fn prepare_in(
     // The inputs first: the output may lie within one, and files that are written there are no inputs.
     let mut found = find_inputs(&inputs, &settings.glob)?;
     if former.is_some() {
-        found.leave_out(&settings.output);
+        found.leave_out(&settings.output, &inputs);
     }
     if settings.strictness == Strictness::Strict && !found.skipped.is_empty() {
         let SkippedDocument { path, reason } = found.skipped.remove(0);

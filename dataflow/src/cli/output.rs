@@ -43,7 +43,7 @@ pub(super) fn counted<N: Display + PartialEq + From<u8>>(
 /// # Errors
 /// A file that begins otherwise, and is not empty.
 pub(super) fn check_replaceable(path: &Path, beginnings: &[&[u8]], kind: &str) -> Result<()> {
-    // What is no file of bytes, such as /dev/stdout, keeps nothing.
+    // Devices and pipes hold nothing that could be lost.
     if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
         return Ok(());
     }

@@ -23,12 +23,12 @@ pub(super) const SECRET_HELP: &str = "\
 The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
 TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
 
-/// The most processes that a command starts, and the most threads that prepare: more than any machine has cores. A larger number is a slip
+/// The most processes that a command starts, and the most threads of `prepare` and `tokenizer`: more than any machine has cores. A larger number is a slip
 /// that would take all of the machine before it fails.
 const MOST_PROCESSES: usize = 1 << 10;
 const MOST_THREADS: usize = 1 << 12;
 
-/// A number of threads that prepare.
+/// The threads of `prepare` and `tokenizer`.
 pub(crate) fn parse_threads(text: &str) -> std::result::Result<NonZeroUsize, String> {
     let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= MOST_THREADS);
     threads.ok_or_else(|| format!("expected a number from 1 to {MOST_THREADS}"))

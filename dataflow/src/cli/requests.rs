@@ -130,13 +130,13 @@ impl<'a> Requests<'a> {
         if read.with_context(|| format!("reading {} failed", self.path))? == 0 {
             return Ok(None);
         }
+        // With the end of the line, JSON that breaks off would be said to break off in the next.
+        line.pop_if(|end| *end == b'\n');
+        line.pop_if(|end| *end == b'\r');
         if line.len() as u64 > LINE_BYTES {
             let what = format!("expected a line of at most {LINE_BYTES} bytes, found a longer one");
             return Err(wrong(place, what));
         }
-        // The error of a line that breaks off names a place in it.
-        line.pop_if(|end| *end == b'\n');
-        line.pop_if(|end| *end == b'\r');
         let text = String::from_utf8(line);
         text.map(Some).map_err(|error| wrong(place, format!("expected UTF-8 text: {error}")))
     }

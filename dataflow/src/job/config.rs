@@ -131,7 +131,7 @@ impl Default for CheckpointSettings {
 pub struct EvaluationSettings {
     /// The folder of the data set that is evaluated.
     pub dataset: PathBuf,
-    /// Steps between evaluations; there is always one after the last step.
+    /// Steps between evaluations; there is always one after the run's last step; a stop adds none.
     #[serde(default = "default_evaluation_every_steps")]
     pub every_steps: u64,
     /// Samples from the beginning of the data set; all of them where it has fewer.

@@ -203,7 +203,7 @@ impl DataSettings {
                     parts => parts.iter().map(|part| part.fingerprint).collect(),
                 };
                 let data = self.open(seed, Some(&versions))?;
-                self.check_versions(&data, &versions)?;
+                Self::check_versions(&data, &versions)?;
                 data
             }
             _ => newest,
@@ -211,16 +211,16 @@ impl DataSettings {
         Ok((data, saved))
     }
 
-    /// Checks that a run which stays with its versions has found them.
+    /// Checks that a run has found the versions that it goes on from.
     ///
     /// # Errors
     /// A version that is gone.
-    fn check_versions(&self, data: &Mixture, versions: &[ContentHash]) -> Result<()> {
-        let stays = self.follow == DataFollow::Began && data.parts().len() == versions.len();
+    fn check_versions(data: &Mixture, versions: &[ContentHash]) -> Result<()> {
+        let are_as_many = data.parts().len() == versions.len();
         let is_gone = |(part, version): &(&Part, &ContentHash)| {
             part.data_set.is_updatable() && part.data_set.fingerprint() != **version
         };
-        match data.parts().iter().zip(versions).find(is_gone).filter(|_| stays) {
+        match data.parts().iter().zip(versions).find(is_gone).filter(|_| are_as_many) {
             None => Ok(()),
             Some((part, version)) => {
                 let place = part.data_set.location();

@@ -91,8 +91,8 @@ pub struct EvaluationPlan {
     pub samples: NonZeroU64,
     /// The number of requests: the samples at the positions behind those.
     pub requests: u64,
-    /// Updates between evaluations; there is always one after the plan's last update. After one that a stop made the last there is none
-    /// of its own: a program that is asked to stop may have little time left.
+    /// Updates between evaluations; there is always one after the plan's last update. A stop adds none: a program that is asked to
+    /// stop may have little time left.
     pub every_steps: NonZeroU64,
 }
 

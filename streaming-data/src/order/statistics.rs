@@ -95,7 +95,7 @@ impl OrderStatistics {
         });
         OrderStatistics {
             batch,
-            effective_batch: (1.0 / (12.0 * variance)).clamp(1.0, batch as f64),
+            effective_batch: (1.0 / (12.0 * variance)).max(1.0).min(batch as f64),
             shards_per_batch: shards as f64 / batches as f64,
             bytes: parts().map(|(part, _)| bytes(part)).sum(),
             first_batch_bytes,

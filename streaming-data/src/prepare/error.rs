@@ -388,8 +388,8 @@ pub enum PrepareError {
 
     /// An input that did not change, by its size and time, has another text.
     #[error(
-        "document {number} of input {path} is another than when it was last read: the input changed just now, and the same \
-         command will do again, or it has kept its size and time, and an update needs --verify"
+        "document {number} of input {path} is another than when it was last read: if the input changed during this preparation, \
+         run it again; if it changed before and kept its size and time, update with --verify"
     )]
     OtherText {
         /// The input.

@@ -110,13 +110,18 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
 }
 
 impl FoundInputs {
-    /// Leaves out the files below a folder: a data set inside an input is not an input.
-    pub(crate) fn leave_out(&mut self, folder: &Path) {
+    /// Leaves out the files below a folder, also where a link leads there: a data set inside an input is not an input. What is named
+    /// itself, as one of `inputs`, stays.
+    pub(crate) fn leave_out(&mut self, folder: &Path, inputs: &[PathBuf]) {
         let Ok(folder) = fs::canonicalize(folder) else { return };
-        // Links may lead there too.
-        let is_below = |path: &Path| fs::canonicalize(path).is_ok_and(|it| it.starts_with(&folder));
-        self.inputs.retain(|input| !is_below(&input.path));
-        self.skipped.retain(|skipped| !is_below(&skipped.path));
+        let named = inputs.iter().filter_map(|input| fs::canonicalize(input).ok());
+        let named: Vec<PathBuf> = named.filter(|input| input.starts_with(&folder)).collect();
+        let is_named = |path: &PathBuf| named.iter().any(|input| path.starts_with(input));
+        let is_left_out = |path: &Path| {
+            fs::canonicalize(path).is_ok_and(|it| it.starts_with(&folder) && !is_named(&it))
+        };
+        self.inputs.retain(|input| !is_left_out(&input.path));
+        self.skipped.retain(|skipped| !is_left_out(&skipped.path));
     }
 }
 
@@ -337,8 +342,12 @@ mod tests {
         symlink("nowhere", path.join("in/dangling.md")).unwrap();
 
         let mut without = find_inputs(&[path.join("in")], "**/*.txt").unwrap();
-        without.leave_out(&path.join("outside"));
+        without.leave_out(&path.join("outside"), &[path.join("in")]);
         assert_eq!(without.inputs.len(), 2, "also where a link leads there");
+        let inside = [path.join("in/b")];
+        let mut within = find_inputs(&inside, "**/*.txt").unwrap();
+        within.leave_out(&path.join("in"), &inside);
+        assert_eq!(within.inputs.len(), 1, "an input that is named");
         let (all, duplicates) = found(path, &["in"], "**/*.txt");
         assert_eq!(all, ["in/b/x.txt", "in/c/y.txt", "in/linked/o.txt"]);
         assert_eq!(duplicates, 1, "z.txt");

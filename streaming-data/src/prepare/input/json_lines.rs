@@ -160,7 +160,8 @@ impl ReadParts for JsonLines {
     }
 }
 
-/// Why a stream could not be read from a place on. A checksum stands behind what it is of.
+/// Why a stream could not be read from a place on. A checksum follows the bytes that it covers, so those have been taken; the readers of
+/// gzip and Zstandard name it in their messages alone.
 fn unreadable_from(from: Place, error: io::Error) -> SkipReason {
     let source = Box::new(error);
     match source.to_string().contains("checksum") {

@@ -100,9 +100,7 @@ pub enum SkipReason {
         source: parquet::errors::ParquetError,
     },
     /// It is compressed and its checksum is wrong: it is damaged somewhere before that place, and all of that is in the stream.
-    #[error(
-        "its checksum is wrong: any text before {to} may be damaged, and is taken (--strict refuses such files)"
-    )]
+    #[error("its checksum is wrong: any text before {to} may be damaged")]
     Checksum {
         /// The first place that was not taken.
         to: Place,

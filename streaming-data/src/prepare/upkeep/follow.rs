@@ -111,7 +111,7 @@ fn asked_of(settings: &UpdateSettings) -> Result<PrepareSettings, PrepareError> 
 fn looks(asked: &PrepareSettings) -> Result<Option<Looks>, PrepareError> {
     let now = SystemTime::now();
     let mut found = find_inputs(&asked.inputs, &asked.glob)?;
-    found.leave_out(&asked.output);
+    found.leave_out(&asked.output, &asked.inputs);
     let others = found.skipped.iter().map(SkippedDocument::line).collect();
     let list = asked.exclude.as_deref().map(listed).transpose()?;
     let inputs = found.inputs.into_iter().map(|input| (input.path, input.bytes, input.changed));
